@@ -18,7 +18,7 @@ pub enum Effect {
     Connect(PeerId),
     /// Send these bytes.
     Send(ConnectionId, Vec<u8>),
-    /// The next bytes show whether the peer still has the connection: end it if they are not acknowledged within three seconds.
+    /// The next bytes show whether the peer still has the connection: end it if the peer's system does not acknowledge them within some seconds.
     Probe(ConnectionId),
     /// End the connection after what was sent before.
     Close(ConnectionId),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use crate::sys::{check, set_option};
+use crate::sys::{check, get_bytes, set_option};
 use crate::{Error, Result};
 
 /// The longest key of an MD5 signature (`TCP_MD5SIG_MAXKEYLEN`).
@@ -92,14 +92,29 @@ fn storage(address: IpAddr) -> libc::sockaddr_storage {
     storage
 }
 
-/// Ends a connection when what was sent has not been acknowledged for this long (`TCP_USER_TIMEOUT`). Zero means the system's own limit.
+/// What the peer's system acknowledges on a connection (`TCP_INFO`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Acknowledgements {
+    /// The number of segments that were sent and not acknowledged.
+    pub outstanding: u32,
+    /// The time since an acknowledgement arrived.
+    pub last: Duration,
+}
+
+/// Reads what the peer's system acknowledges.
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn set_user_timeout(socket: BorrowedFd<'_>, limit: Duration) -> Result<()> {
-    let milliseconds = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
-    let result = set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds);
-    result.map_err(Error::system("set the limit for acknowledgements", "a TCP socket"))
+pub fn acknowledgements(socket: BorrowedFd<'_>) -> Result<Acknowledgements> {
+    /// The places in `struct tcp_info` of `linux/tcp.h`, of 32 bits each.
+    const UNACKED: usize = 24;
+    const LAST_ACK_RECV: usize = 56;
+    let mut info = [0; LAST_ACK_RECV + 4];
+    get_bytes(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)
+        .map_err(Error::system("read the state", "a TCP socket"))?;
+    let number = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    let last = Duration::from_millis(number(LAST_ACK_RECV).into());
+    Ok(Acknowledgements { outstanding: number(UNACKED), last })
 }
 
 /// Sends packets with this time to live (or hop limit).

@@ -53,8 +53,8 @@ pub(super) struct Cluster {
     pools: BTreeMap<String, IpPool>,
     /// The blocks of the node, by the names of their affinities.
     blocks: BTreeMap<String, IpNet>,
-    /// The blocks of all nodes.
-    all_blocks: BTreeSet<IpNet>,
+    /// The blocks of all nodes, and whose they are.
+    all_blocks: BTreeMap<IpNet, String>,
     /// The addresses that the node has borrowed, by the names of their blocks.
     borrowed: BTreeMap<String, BTreeSet<IpAddr>>,
     information: BTreeMap<String, ClusterInformation>,
@@ -79,7 +79,7 @@ impl Cluster {
             filters: BTreeMap::new(),
             pools: BTreeMap::new(),
             blocks: BTreeMap::new(),
-            all_blocks: BTreeSet::new(),
+            all_blocks: BTreeMap::new(),
             borrowed: BTreeMap::new(),
             information: BTreeMap::new(),
             pods: BTreeMap::new(),
@@ -172,15 +172,25 @@ impl Cluster {
         true
     }
 
-    /// Takes a block of any node. Returns whether it is new and in no pool, or the node has borrowed other addresses of it than before.
+    /// Takes a block of any node. Returns whether it is in no pool and new or another node's than before, or the node has borrowed other
+    /// addresses of it.
     fn put_block(&mut self, Stored { key, value, .. }: &Stored) -> bool {
-        let new = key.name.parse().ok().filter(|block| self.all_blocks.insert(*block));
-        let is_stray = new.is_some_and(|block| self.is_stray(&block));
+        let owner = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"));
+        let block = key.name.parse::<IpNet>().ok().filter(|block| block.prefix_len() >= shortest(block));
+        let is_changed = match (block, owner) {
+            (Some(block), Some(owner)) => {
+                self.all_blocks.insert(block, owner.to_owned()).as_deref() != Some(owner)
+            }
+            (Some(block), None) => self.all_blocks.remove(&block).is_some(),
+            (None, _) => false,
+        };
+        let is_stray = is_changed && block.is_some_and(|block| self.is_stray(&block));
         is_stray | self.put_borrowed(key, value)
     }
 
-    fn stray_blocks(&self) -> Vec<IpNet> {
-        self.all_blocks.iter().filter(|block| self.is_stray(block)).copied().collect()
+    fn stray_blocks(&self) -> Vec<(IpNet, String)> {
+        let stray = self.all_blocks.iter().filter(|(block, _)| self.is_stray(block));
+        stray.map(|(block, owner)| (*block, owner.clone())).collect()
     }
 
     /// Whether no pool has the block: its pool was deleted, and its pods go on.
@@ -229,7 +239,7 @@ impl Cluster {
             Kind::IpPool => drop(self.pools.remove(name)),
             Kind::BlockAffinity => drop(self.blocks.remove(name)),
             Kind::IpamBlock => {
-                name.parse().ok().filter(|block| self.all_blocks.remove(block));
+                name.parse().ok().and_then(|block: IpNet| self.all_blocks.remove(&block));
                 self.borrowed.remove(name);
             }
             Kind::ClusterInformation => drop(self.information.remove(name)),
@@ -346,6 +356,14 @@ fn replace<T: PartialEq>(values: &mut BTreeMap<String, T>, name: &str, value: T)
     }
     values.insert(name.to_owned(), value);
     true
+}
+
+/// The shortest prefix of a block of the family in Calico.
+fn shortest(block: &IpNet) -> u8 {
+    match block {
+        IpNet::V4(_) => 20,
+        IpNet::V6(_) => 116,
+    }
 }
 
 #[cfg(test)]
@@ -483,13 +501,14 @@ mod tests {
         assert!(!put(&mut cluster, Kind::IpamBlock, "10.1.0.0/26", block("10.1.0.0/26")), "the pool has it");
         assert!(put(&mut cluster, Kind::IpamBlock, "10.2.0.0/26", block("10.2.0.0/26")));
         assert!(!put(&mut cluster, Kind::IpamBlock, "10.2.0.0/26", block("10.2.0.0/26")));
-        let stray =
-            |cluster: &Cluster| cluster.stray_blocks().iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(stray(&cluster), ["10.2.0.0/26"]);
+        let text = |(block, owner): &(IpNet, String)| format!("{block} of {owner}");
+        let stray = |cluster: &Cluster| cluster.stray_blocks().iter().map(text).collect::<Vec<_>>();
+        assert_eq!(stray(&cluster), ["10.2.0.0/26 of two"]);
+        assert!(!put(&mut cluster, Kind::IpamBlock, "0.0.0.0/1", block("0.0.0.0/1")), "no block is so large");
         assert!(cluster.gone(&Key::global(Kind::IpPool, "p")));
-        assert_eq!(stray(&cluster), ["10.1.0.0/26", "10.2.0.0/26"]);
+        assert_eq!(stray(&cluster), ["10.1.0.0/26 of two", "10.2.0.0/26 of two"]);
         assert!(cluster.gone(&Key::global(Kind::IpamBlock, "10.2.0.0/26")));
-        assert_eq!(stray(&cluster), ["10.1.0.0/26"]);
+        assert_eq!(stray(&cluster), ["10.1.0.0/26 of two"]);
     }
 
     #[test]

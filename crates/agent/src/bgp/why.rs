@@ -96,9 +96,6 @@ fn not_usable(reason: NotUsable) -> &'static str {
             "its next hop is a link-local address, which leads nowhere from other links; let the peer send a global one"
         }
         NotUsable::OwnNextHop => "its next hop is this node",
-        NotUsable::ForeignNextHop => {
-            "its next hop is not the node that sent it; nodes of the mesh announce only what they lead to themselves (a BGPPeer may announce others)"
-        }
         NotUsable::OwnAutonomousSystem => {
             "the own AS number is in its AS_PATH (numAllowedLocalASNumbers allows that)"
         }

@@ -50,8 +50,8 @@ pub struct Resources<'a> {
     pub pools: &'a [IpPool],
     /// The blocks of the node.
     pub blocks: &'a [IpNet],
-    /// The blocks of all nodes that are in no pool.
-    pub stray_blocks: &'a [IpNet],
+    /// The blocks of all nodes that are in no pool, and whose they are.
+    pub stray_blocks: &'a [(IpNet, String)],
     /// The addresses of the node's pods.
     pub pods: &'a [PodAddress],
     /// The addresses of Services that the node advertises one by one ([`ServiceRoutes::addresses`]).

@@ -87,8 +87,7 @@ impl<'a> Derivation<'a> {
                 peer.transport.source = Some(own);
                 peer.transport.password = password.clone();
                 peer.rules.import =
-                    policy::import_of_mesh(self.all, self.resources, Family::of_address(address));
-                peer.rules.next_hops = Some(other.addresses().collect());
+                    policy::import_of_mesh(other.name, self.all, self.resources, Family::of_address(address));
                 self.add(remote, peer);
             }
         }

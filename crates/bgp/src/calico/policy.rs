@@ -81,6 +81,7 @@ pub(super) fn export(
 /// The routes that a node of the mesh may announce: those to pods and to Services. Another one would lead packets of all nodes to that node,
 /// whose owner may not be trusted with them. A BGPPeer has no such limits, because its BGPFilters say what it may announce.
 pub(super) fn import_of_mesh(
+    node: &str,
     all: &BgpConfigurationSpec,
     resources: &Resources<'_>,
     family: Family,
@@ -93,10 +94,10 @@ pub(super) fn import_of_mesh(
     let settings = ServiceSettings::new(all);
     let services = settings.all().map(|cidr| rule(SERVICES, *cidr, In, Action::Accept));
     // Their pods go on without the pool.
-    let stray = resources
-        .stray_blocks
-        .iter()
-        .map(|block| rule(&format!("the block {block}, which is in no pool"), *block, In, Action::Accept));
+    let of_node = resources.stray_blocks.iter().filter(|(_, owner)| owner == node);
+    let stray = of_node.map(|(block, _)| {
+        rule(&format!("the block {block}, which is in no pool"), *block, In, Action::Accept)
+    });
     let of_family = |rule: &Rule| {
         rule.conditions.prefix.as_ref().is_some_and(|prefix| Family::of(&prefix.cidr) == family)
     };

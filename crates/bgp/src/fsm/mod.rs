@@ -31,10 +31,11 @@ const LARGE_HOLD_TIME: Duration = Duration::from_secs(240);
 const LONGEST_RETRY: Duration = Duration::from_secs(120);
 /// An established session that is younger wins against a new connection: both may come from one collision.
 const YOUNG: Duration = Duration::from_secs(10);
-/// How long an established connection may take to end after a probe: the shell ends it if the peer's system acknowledges nothing for
-/// [`UNACKNOWLEDGED`].
-pub(crate) const PROBE: Duration = Duration::from_secs(5);
-/// How long a probed connection may leave what was sent unacknowledged.
+/// How long an established connection may take to end after a probe.
+const PROBE: Duration = Duration::from_secs(5);
+/// When the shell looks whether the peer's system has acknowledged the probe.
+pub(crate) const LOOK: Duration = Duration::from_secs(4);
+/// A probed connection is lost if something is outstanding then, and nothing was acknowledged for this long.
 pub(crate) const UNACKNOWLEDGED: Duration = Duration::from_secs(3);
 /// How long a peer that came back may take to send its routes.
 const LONGEST_INITIAL_UPDATE: Duration = Duration::from_secs(360);
@@ -75,7 +76,7 @@ pub enum Output {
     Connect,
     /// Send these bytes.
     Send(ConnectionId, Vec<u8>),
-    /// The next bytes show whether the peer still has the connection: end it if they are not acknowledged within three seconds.
+    /// The next bytes show whether the peer still has the connection: end it if the peer's system does not acknowledge them within some seconds.
     Probe(ConnectionId),
     /// End the connection after what was sent before.
     Close(ConnectionId),
@@ -433,7 +434,7 @@ impl Session {
             }
         }
         if was_established && self.connection() == Some(id) {
-            // The peer is there, so it has not restarted.
+            // The peer is there. What it sent before a crash would count, too: then its next attempt succeeds.
             while let Some(index) = self.connections.iter().position(|it| it.waits_until().is_some()) {
                 self.end(now, index, End::Send(Notification::new(code::CEASE, cease::COLLISION)), out);
             }

@@ -1,6 +1,5 @@
 //! What a peer is told about a route (RFC 4271 5.1 and 9.1.3, RFC 4456, RFC 1997).
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -41,8 +40,6 @@ pub struct PeerRules {
     pub allowed_own_as: usize,
     /// The most prefixes of a family that it may send.
     pub max_prefixes: Option<u32>,
-    /// The next hops of its routes, if only these may be.
-    pub next_hops: Option<BTreeSet<IpAddr>>,
     /// What is taken from it.
     pub import: Policy,
     /// What is sent to it.
@@ -102,7 +99,6 @@ impl PeerRules {
             own_addresses: OwnAddresses::default(),
             allowed_own_as: 0,
             max_prefixes: None,
-            next_hops: None,
             import: Policy::ACCEPT,
             export: Policy::ACCEPT,
         }

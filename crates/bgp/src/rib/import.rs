@@ -71,8 +71,6 @@ pub enum NotUsable {
     LinkLocalNextHop,
     /// Its next hop is this node.
     OwnNextHop,
-    /// Its next hop is a router for which the peer may not speak.
-    ForeignNextHop,
     /// The own autonomous system is in its AS_PATH.
     OwnAutonomousSystem,
     /// This node brought it into the autonomous system (ORIGINATOR_ID).
@@ -101,10 +99,6 @@ pub(super) fn not_usable(
         (is_impossible_hop, NotUsable::ImpossibleNextHop),
         (is_link_local, NotUsable::LinkLocalNextHop),
         (own.contains(address) || rules.own_addresses.contains(address), NotUsable::OwnNextHop),
-        (
-            rules.next_hops.as_ref().is_some_and(|allowed| !allowed.contains(&address)),
-            NotUsable::ForeignNextHop,
-        ),
         (is_own_system, NotUsable::OwnAutonomousSystem),
         (attributes.originator_id == Some(identifier), NotUsable::OwnOriginator),
         (is_own_cluster, NotUsable::OwnCluster),

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::socket;
 use crate::codec::{Notification, length};
-use crate::fsm::{ConnectionId, PROBE, UNACKNOWLEDGED};
+use crate::fsm::{ConnectionId, LOOK, UNACKNOWLEDGED};
 use crate::rib::PeerId;
 
 /// What a connection reports.
@@ -117,7 +117,7 @@ impl OpenConnection {
         let _ = self.out.send(bytes);
     }
 
-    /// Ends the connection if the peer's system acknowledges nothing for [`UNACKNOWLEDGED`].
+    /// Ends the connection if the peer's system acknowledges nothing of what is sent now.
     pub(super) fn probe(&self) {
         self.probe.notify_one();
     }
@@ -165,19 +165,21 @@ async fn read_all<F: Future<Output = bool>>(
     report: impl Fn(Report) -> F,
 ) {
     let mut buffer: Vec<u8> = Vec::new();
-    let mut probed_until = None;
+    let mut look_at = None;
     loop {
         // An idle connection has no buffer.
         let ready = tokio::select! {
             ready = read.readable() => ready,
             () = probe.notified() => {
-                limit_acknowledgements(&read, UNACKNOWLEDGED);
-                probed_until = Some(Instant::now() + PROBE);
+                look_at = Some(Instant::now() + LOOK);
                 continue;
             }
-            () = sleep_until(probed_until.unwrap_or_else(Instant::now)), if probed_until.is_some() => {
-                limit_acknowledgements(&read, Duration::ZERO);
-                probed_until = None;
+            () = sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() => {
+                look_at = None;
+                if is_lost(&read) {
+                    report(Report::Closed).await;
+                    return;
+                }
                 continue;
             }
         };
@@ -210,10 +212,12 @@ async fn read_all<F: Future<Output = bool>>(
     }
 }
 
-fn limit_acknowledgements(read: &OwnedReadHalf, limit: Duration) {
-    if let Err(error) = socket::set_user_timeout(read.as_ref(), limit) {
+/// Whether the peer's system does not acknowledge the connection any more.
+fn is_lost(read: &OwnedReadHalf) -> bool {
+    socket::is_unacknowledged(read.as_ref(), UNACKNOWLEDGED).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot find out whether the peer still has the connection");
-    }
+        false
+    })
 }
 
 /// The length of the whole messages at the front, and what is wrong with what follows them.

@@ -88,10 +88,10 @@ pub(super) async fn connect(
     Ok(stream)
 }
 
-/// Ends the connection when what was sent has not been acknowledged for this long. Only Linux has this option: elsewhere, a peer that lost the
+/// Whether the peer's system has acknowledged nothing for this long, and should have. Only Linux tells it: elsewhere, a peer that lost the
 /// connection has to reset it.
-pub(super) fn set_user_timeout(stream: &TcpStream, limit: Duration) -> io::Result<()> {
-    options::set_user_timeout(stream, limit)
+pub(super) fn is_unacknowledged(stream: &TcpStream, limit: Duration) -> io::Result<bool> {
+    options::is_unacknowledged(stream, limit)
 }
 
 /// The lowest time to live of packets that passed fewer routers than `hops`.
@@ -131,8 +131,9 @@ mod options {
         tcp::set_min_ttl(socket.as_fd(), is_ipv6, ttl).map_err(io::Error::other)
     }
 
-    pub(super) fn set_user_timeout(socket: &impl AsFd, limit: Duration) -> io::Result<()> {
-        tcp::set_user_timeout(socket.as_fd(), limit).map_err(io::Error::other)
+    pub(super) fn is_unacknowledged(socket: &impl AsFd, limit: Duration) -> io::Result<bool> {
+        let seen = tcp::acknowledgements(socket.as_fd()).map_err(io::Error::other)?;
+        Ok(seen.outstanding > 0 && seen.last >= limit)
     }
 }
 
@@ -164,9 +165,8 @@ mod options {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    pub(super) fn set_user_timeout<S>(_: &S, _: Duration) -> io::Result<()> {
-        // The peer's answer to the KEEPALIVE resets the connection, or acknowledges it.
-        Ok(())
+    pub(super) fn is_unacknowledged<S>(_: &S, _: Duration) -> io::Result<bool> {
+        Ok(false)
     }
 }
 

@@ -244,14 +244,16 @@ fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     ];
     let dropped =
         |(_, exprs, comment)| Rule::new([exprs, vec![Expr::Verdict(Verdict::Drop)]].concat(), comment);
+    // A pod's answers to a node whose connection comes from such a port are no new flows.
     let mut bgp = tcp_to(node.settings.bgp_ports.iter().copied());
+    bgp.extend(in_state(state::NEW));
     bgp.push(Expr::Verdict(Verdict::Jump(BGP_FROM_WORKLOAD.to_owned())));
     let bgp = (node.settings.bgp_from_pods == BgpFromPods::Drop).then(|| Rule::new(bgp, "BGP from pods"));
     all.into_iter().filter(|(holds, ..)| *holds).map(dropped).chain(bgp).collect()
 }
 
-/// Packets to the ports of BGP. Those to nodes are dropped. Services have been translated by now, and sources not yet: behind natOutgoing, a
-/// pod's packets would come from the address of its node, which is a peer of the others.
+/// Packets to the ports of BGP that begin a flow. Those to nodes are dropped. Services have been translated by now (except for kube-proxy's in
+/// IPVS mode), and sources not yet: behind natOutgoing, a pod's packets would come from the address of its node, which is a peer of the others.
 fn bgp_from_workload() -> Vec<Rule> {
     let to_node = |family| {
         let mut exprs = Test::Family(family).exprs();

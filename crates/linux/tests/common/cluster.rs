@@ -329,7 +329,7 @@ pub(crate) fn echo_on(listener: TcpListener) {
     });
 }
 
-pub(crate) fn echo(mut stream: TcpStream) {
+fn echo(mut stream: TcpStream) {
     let mut buffer = [0; 1024];
     while let Ok(length @ 1..) = stream.read(&mut buffer) {
         if stream.write_all(&buffer[..length]).is_err() {

@@ -22,7 +22,7 @@ use super::message::{
 use super::tls::{Certificates, Reloaded, for_server};
 use crate::{PageToken, Source, Stopped, StoreError, Write, Written};
 
-/// The maximum size of an object as JSON text: what etcd takes, so that every datastore takes it.
+/// The maximum size of an object as JSON text: about what etcd takes in a request, so that objects fit into other datastores, too.
 const MAX_OBJECT_BYTES: usize = 3 << 19;
 
 /// Serves the store to operators on a Unix socket until the future is dropped. An abandoned socket is replaced.

@@ -409,7 +409,7 @@ fn an_explanation_names_what_became_of_each_route_and_what_peers_are_told() {
     assert_eq!(outcome(&rib, internal), RouteOutcome::Best(Some(Step::Identifier)));
     assert_eq!(outcome(&rib, other), RouteOutcome::AsGood(Step::Identifier));
     type Change = fn(&mut Attributes);
-    let changes: [(Change, RouteOutcome); 7] = [
+    let changes: [(Change, RouteOutcome); 6] = [
         (|it| it.local_pref = Some(50), RouteOutcome::Worse(Step::LocalPreference)),
         (|it| it.as_path = AsPath::sequence([1, 2, 3]), RouteOutcome::Worse(Step::PathLength)),
         (
@@ -417,7 +417,6 @@ fn an_explanation_names_what_became_of_each_route_and_what_peers_are_told() {
             RouteOutcome::NotUsable(NotUsable::OwnAutonomousSystem),
         ),
         (|it| it.next_hop = address(0).into(), RouteOutcome::NotUsable(NotUsable::OwnNextHop)),
-        (|it| it.next_hop = address(77).into(), RouteOutcome::NotUsable(NotUsable::ForeignNextHop)),
         (
             |it| it.cluster_list = vec![Ipv4Addr::new(9, 9, 9, 9)],
             RouteOutcome::NotUsable(NotUsable::OwnCluster),
@@ -427,15 +426,12 @@ fn an_explanation_names_what_became_of_each_route_and_what_peers_are_told() {
             RouteOutcome::NotUsable(NotUsable::OwnOriginator),
         ),
     ];
-    let next_hops = Some([address(other.0 as usize)].into());
-    rib.set_peer(other, PeerRules { next_hops, ..rules(other, 64512) });
     for (change, expected) in changes {
         let mut attributes = route(other);
         change(&mut attributes);
         announce(&mut rib, other, text, attributes.clone());
         assert_eq!(outcome(&rib, other), expected, "{attributes:?}");
     }
-    rib.set_peer(other, rules(other, 64512));
     announce(&mut rib, other, text, route(other));
     rib.set_costs([(address(other.0 as usize), None)]);
     rib.recalculate();

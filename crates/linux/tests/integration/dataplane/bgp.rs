@@ -1,6 +1,6 @@
 //! Pods do not reach the BGP speakers of nodes (policy decision 48), with real connections through natOutgoing.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -18,6 +18,8 @@ const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(172, 31, 0, 9);
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 const BGP: u16 = 179;
 const OTHER_BGP: u16 = 1790;
+/// A port of BGP from which a node connects to pods.
+const BGP_CLIENT: u16 = 40_179;
 
 fn set_nodes(state: &mut NodeState, nodes: &[Ipv4Addr]) {
     let members = nodes.iter().map(|address| Member::Net(IpAddr::V4(*address).into()));
@@ -33,6 +35,17 @@ fn serve_by_hand(node: &Node) {
     let mut nft = Command::new("nft");
     let status = node.namespace.enter_on_spawn(nft.arg(table)).unwrap().status();
     assert!(status.expect("this test needs the program nft: apt-get install nftables").success());
+}
+
+/// A connection from a port, if it succeeds.
+fn connect_from(port: u16, to: Ipv4Addr, to_port: u16) -> Option<TcpStream> {
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((NEIGHBOUR, port))).unwrap();
+    rustix::net::connect(&socket, &SocketAddr::from((to, to_port))).ok()?;
+    let stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(UNREACHED)).unwrap();
+    Some(stream)
 }
 
 /// The listeners of a machine at the ports of BGP, and at another one.
@@ -76,15 +89,17 @@ fn pods_do_not_reach_the_bgp_speakers_of_nodes() {
     assert_eq!(seen(pod.connect(NEIGHBOUR, BGP), &bgp), as_node);
     assert_eq!(seen(pod.connect(SERVICE, 80), &bgp), as_node);
     assert!(pod.is_cut_off(node_address(1), BGP), "the own node");
-    let established = pod.connect(NEIGHBOUR, BGP).unwrap();
-    let (accepted, _) = bgp.accept().unwrap();
 
-    // It becomes a node. The connection from before ends, too.
-    change(&mut node, &|state| set_nodes(state, &[node_address(1), NEIGHBOUR]));
+    // It becomes a node.
+    change(&mut node, &|state| {
+        set_nodes(state, &[node_address(1), NEIGHBOUR]);
+        Arc::make_mut(&mut state.settings).bgp_ports = [BGP, BGP_CLIENT].into();
+    });
     assert!(pod.is_cut_off(NEIGHBOUR, BGP) && pod.is_cut_off(SERVICE, 80));
-    std::thread::spawn(move || echo(accepted));
-    established.set_read_timeout(Some(UNREACHED)).unwrap();
-    assert!(!answers(&established), "a connection from before");
+    // A node's connection to a pod may come from any port, also from one of BGP.
+    pod.serve(81);
+    let of_node = neighbour.namespace.run(|| connect_from(BGP_CLIENT, pod.address, 81)).unwrap();
+    assert!(of_node.is_some_and(|stream| answers(&stream)), "the pod answers a node");
     assert_eq!(seen(pod.connect(NEIGHBOUR, 80), &http), as_node, "other ports are open");
     let of_node = node.namespace.run(|| connect(NEIGHBOUR, BGP)).unwrap();
     assert_eq!(seen(of_node, &bgp), as_node, "the node itself is the peer");
