@@ -255,13 +255,18 @@ fn status<'a>(
     }
 }
 
-/// Cuts what is longer than a report should have.
+/// Cuts what is longer than a report should have, and says how much is missing.
 fn shorten(condition: &mut ReportedCondition) {
-    condition.about.truncate(MAX_CAUSES);
-    let Some((end, _)) = condition.message.char_indices().nth(MAX_MESSAGE) else { return };
-    let more = condition.message[end..].chars().count();
-    condition.message.truncate(end);
-    condition.message.push_str(&format!(" … ({more} characters more)"));
+    if let Some((end, _)) = condition.message.char_indices().nth(MAX_MESSAGE) {
+        let more = condition.message[end..].chars().count();
+        condition.message.truncate(end);
+        condition.message.push_str(&format!(" … ({more} characters more)"));
+    }
+    let more = condition.about.len().saturating_sub(MAX_CAUSES);
+    if more > 0 {
+        condition.about.truncate(MAX_CAUSES);
+        condition.message.push_str(&format!(" ({more} more objects cause it)"));
+    }
 }
 
 #[cfg(test)]
@@ -323,11 +328,18 @@ mod tests {
     fn a_report_has_no_long_message() {
         let condition = |message: String| Condition::new(Reason::NotUnderstood, message);
         let (long, short) = ("ä".repeat(1_200_000), "ä".repeat(MAX_MESSAGE));
-        let bgp = [condition(long), condition(short.clone())];
+        let causes =
+            (0..MAX_CAUSES + 2).map(|number| ObjectRef::from(&Key::global(Kind::Tier, number.to_string())));
+        let many = causes.fold(condition("many".to_owned()), Condition::about);
+        let bgp = [condition(long), condition(short.clone()), many];
         let status = status(&NodeStatus::default(), &InForce::default(), &Taken::default(), bgp.iter());
-        let [first, second] = &status.conditions[..] else { panic!("{status:?}") };
+        let [first, second, third] = &status.conditions[..] else { panic!("{status:?}") };
         assert_eq!(first.message, format!("{short} … (1199000 characters more)"));
         assert_eq!(second.message, short);
+        assert_eq!(
+            (third.message.as_str(), third.about.len()),
+            ("many (2 more objects cause it)", MAX_CAUSES)
+        );
         assert!(serde_json::to_vec(&status).unwrap().len() < 10_000);
     }
 
