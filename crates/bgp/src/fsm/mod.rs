@@ -295,7 +295,7 @@ impl Session {
             self.end(now, index, End::Send(Notification::new(code::HOLD_TIMER_EXPIRED, 0)), out);
         }
         while let Some(index) = self.connections.iter().position(|it| is_due(it.waits_until())) {
-            // The peer's system has acknowledged the probe, so the peer has not restarted.
+            // The peer's system has acknowledged the probe, or this one does not tell (Windows) and was not reset.
             self.end(now, index, End::Send(Notification::new(code::CEASE, cease::COLLISION)), out);
         }
         for index in 0..self.connections.len() {

@@ -328,7 +328,7 @@ impl Owner {
                     (Err(error), _) => return tracing::warn!(%error, "connection refused"),
                     (_, Err(_)) => return,
                 };
-                // As in BIRD. The other addresses of this node may be ones that no Node object lists, so agents do not keep pods away from them.
+                // As in BIRD 2. The other addresses of this node may be ones that no Node object lists, so agents do not keep pods away from them.
                 if config.transport.source.is_some_and(|source| source != own) {
                     return tracing::info!(%from, to = %own, "a peer has connected to another address than that of its session");
                 }
