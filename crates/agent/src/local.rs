@@ -21,16 +21,19 @@ mod system {
     }
 
     impl Listener {
-        /// Creates the socket. An abandoned one is replaced.
+        /// Creates the socket. An abandoned one is replaced in one step, so a client finds a file at every moment.
         pub(crate) fn bind(path: &Path) -> io::Result<Self> {
             make_folder_of(path)?;
-            match std::fs::remove_file(path) {
+            let new = path.with_added_extension("new");
+            match std::fs::remove_file(&new) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            let listener = UnixListener::bind(path)?;
-            std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-            Ok(Self { listener, path: path.to_owned(), own: inode(path) })
+            let listener = UnixListener::bind(&new)?;
+            std::fs::set_permissions(&new, Permissions::from_mode(0o600))?;
+            let own = inode(&new);
+            std::fs::rename(&new, path)?;
+            Ok(Self { listener, path: path.to_owned(), own })
         }
 
         /// The next connection.
@@ -73,6 +76,28 @@ mod system {
     #[cfg(test)]
     mod tests {
         use super::*;
+
+        #[tokio::test]
+        async fn a_socket_is_replaced_while_clients_always_find_one() {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("agent.sock");
+            let _first = Listener::bind(&path).unwrap();
+            let stop = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|threads| {
+                let reader = threads.spawn(|| {
+                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                        let mode = std::fs::symlink_metadata(&path).unwrap().mode() & 0o777;
+                        assert_eq!(mode, 0o600, "the socket of the agent's own user");
+                    }
+                });
+                for _ in 0..2_000 {
+                    let replaced = Listener::bind(&path).unwrap();
+                    assert!(replaced.is_there());
+                }
+                stop.store(true, std::sync::atomic::Ordering::Relaxed);
+                reader.join().unwrap();
+            });
+        }
 
         #[test]
         fn folders_that_are_named_for_tortie_are_closed_for_others() {

@@ -26,7 +26,7 @@ use tortie_store::{Embedded, Endpoints, Store, Stored};
 
 pub(crate) const NODE: &str = "node-1";
 /// How long a test waits for something that must happen.
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The state of the fake operating system, and its answers.
 #[derive(Default)]
