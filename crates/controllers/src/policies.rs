@@ -114,6 +114,8 @@ mod tests {
                 json!({"podSelector": chosen, "ingress": [{"from": [{}]}]}),
                 closed(&format!("{PODS} && a == 'b'")),
             ),
+            (json!({"podSelector": {"matchLabels": {"a": "b' || all() || a == 'b"}}}), closed(PODS)),
+            (json!({"podSelector": {"matchLabels": {"no name": "b"}}}), closed(PODS)),
             (json!("damaged"), closed(PODS)),
         ];
         for (spec, expected) in table {

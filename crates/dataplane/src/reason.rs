@@ -131,6 +131,8 @@ pub enum Reason {
     PoolMissing,
     /// The IPPool of addresses in use was deleted, and stays until they are released.
     PoolTerminating,
+    /// Packets with the address of a pod of the node came from elsewhere and were dropped.
+    PodAddressFromOutside,
     /// Something else leads packets to pods past their policy.
     PolicyBypassed,
     /// Policy, or its last change, is not in force.
@@ -198,6 +200,7 @@ impl Reason {
             | NotUnderstood
             | OutboundNatDiffers
             | OverlayRemade
+            | PodAddressFromOutside
             | PoolTerminating
             | PolicyBypassed
             | PolicySetHeld

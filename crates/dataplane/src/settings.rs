@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use tortie_api::calico::{
     BgpConfigurationSpec, BgpFromPods, EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec,
-    FilterDenyAction, PolicyCounters, WindowsPolicySets,
+    FilterDenyAction, PodSourcesFromOutside, PolicyCounters, WindowsPolicySets,
 };
 use tortie_api::net::Protocol;
 
@@ -29,6 +29,8 @@ pub struct Settings {
     pub bgp_ports: BTreeSet<u16>,
     /// What happens to packets from pods to these ports of nodes, before policy.
     pub bgp_from_pods: BgpFromPods,
+    /// What happens to packets from other machines with the address of a pod of the node, on Linux (policy decision 49).
+    pub pod_sources_from_outside: PodSourcesFromOutside,
     /// The MTU of the overlay and of new pods, in bytes, on Linux; none for that of the node's interface less VXLAN's 50 bytes.
     pub vxlan_mtu: Option<u32>,
     /// The same for the overlay of IPv6; none for that of the node's interface less 70 bytes.
@@ -90,6 +92,7 @@ impl Settings {
             nftables_filter_deny_action: _,
             iptables_filter_deny_action: _,
             bgp_from_pods,
+            pod_sources_from_outside,
             established_flows,
             policy_counters,
             windows_policy_sets,
@@ -104,6 +107,7 @@ impl Settings {
             ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
             bgp_ports: [BgpConfigurationSpec::PORT].into(),
             bgp_from_pods: bgp_from_pods.unwrap_or_default(),
+            pod_sources_from_outside: pod_sources_from_outside.unwrap_or_default(),
             vxlan_mtu: vxlan_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),
             vxlan_mtu_v6: vxlan_mtu_v6.filter(|mtu| FelixConfigurationSpec::MTUS_V6.contains(mtu)),
             ipip_mtu: ipip_mtu.filter(|mtu| FelixConfigurationSpec::MTUS.contains(mtu)),

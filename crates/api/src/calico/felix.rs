@@ -61,6 +61,10 @@ pub struct FelixConfigurationSpec {
     /// the annotation [`FelixConfiguration::BGP_FROM_PODS`].
     #[serde(skip)]
     pub bgp_from_pods: Option<BgpFromPods>,
+    /// What happens to packets from other machines with the address of a pod of the node (policy decision 49), from the annotation
+    /// [`FelixConfiguration::POD_SOURCES_FROM_OUTSIDE`].
+    #[serde(skip)]
+    pub pod_sources_from_outside: Option<PodSourcesFromOutside>,
     /// What happens to established flows that a changed policy denies (policy decision 20). This is not a field of
     /// Calico; it comes from the annotation [`FelixConfiguration::ESTABLISHED_FLOWS`].
     #[serde(skip)]
@@ -85,6 +89,16 @@ pub enum BgpFromPods {
     #[default]
     Drop,
     /// Policy decides.
+    Allow,
+}
+
+/// What happens to packets that come from another machine and have the source address of a pod of the node, on Linux.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PodSourcesFromOutside {
+    /// They are dropped: policy would take their sender for the pod.
+    #[default]
+    Drop,
+    /// Policy decides. Fabrics and load balancers that return a pod's own packets to its node need it.
     Allow,
 }
 
@@ -137,6 +151,8 @@ impl FelixConfiguration {
     pub const LOWEST_WINDOWS_VNI: u32 = 4096;
     /// The annotation for BGP from pods to nodes: `Drop` or `Allow`.
     pub const BGP_FROM_PODS: &str = "tortie.io/bgpFromPods";
+    /// The annotation for packets from other machines with the address of a pod of the node: `Drop` or `Allow`.
+    pub const POD_SOURCES_FROM_OUTSIDE: &str = "tortie.io/podSourcesFromOutside";
     /// The annotation for established flows: `Keep` or `Cut`.
     pub const ESTABLISHED_FLOWS: &str = "tortie.io/establishedFlows";
     /// The annotation for policy counters: `Disabled` or `Enabled`.
@@ -150,6 +166,8 @@ impl FelixConfiguration {
     pub(crate) fn read_annotations(&mut self) -> Result<(), FieldError> {
         let bgp = [("Drop", BgpFromPods::Drop), ("Allow", BgpFromPods::Allow)];
         self.spec.bgp_from_pods = self.annotation(Self::BGP_FROM_PODS, bgp)?;
+        let outside = [("Drop", PodSourcesFromOutside::Drop), ("Allow", PodSourcesFromOutside::Allow)];
+        self.spec.pod_sources_from_outside = self.annotation(Self::POD_SOURCES_FROM_OUTSIDE, outside)?;
         let flows = [("Keep", EstablishedFlows::Keep), ("Cut", EstablishedFlows::Cut)];
         self.spec.established_flows = self.annotation(Self::ESTABLISHED_FLOWS, flows)?;
         let counters = [("Disabled", PolicyCounters::Disabled), ("Enabled", PolicyCounters::Enabled)];
@@ -282,6 +300,7 @@ impl FelixConfigurationSpec {
             nftables_filter_deny_action,
             iptables_filter_deny_action,
             bgp_from_pods,
+            pod_sources_from_outside,
             established_flows,
             policy_counters,
             windows_policy_sets,
@@ -308,6 +327,7 @@ impl FelixConfigurationSpec {
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
             bgp_from_pods: self.bgp_from_pods.or(bgp_from_pods),
+            pod_sources_from_outside: self.pod_sources_from_outside.or(pod_sources_from_outside),
             established_flows: self.established_flows.or(established_flows),
             policy_counters: self.policy_counters.or(policy_counters),
             windows_policy_sets: self.windows_policy_sets.or(windows_policy_sets),

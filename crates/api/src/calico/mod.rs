@@ -29,7 +29,7 @@ pub use controllers::{
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointPort, WorkloadEndpointSpec};
 pub use felix::{
     BgpFromPods, EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration,
-    FelixConfigurationSpec, FilterDenyAction, PolicyCounters, WindowsPolicySets,
+    FelixConfigurationSpec, FilterDenyAction, PodSourcesFromOutside, PolicyCounters, WindowsPolicySets,
 };
 pub use host::{HostEndpoint, HostEndpointSpec};
 pub use ipam::{IpReservation, IpReservationSpec, IpamConfig, IpamConfigSpec};

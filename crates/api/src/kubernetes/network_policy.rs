@@ -168,17 +168,14 @@ pub struct Requirement {
 }
 
 impl LabelSelector {
-    /// The selector, if it can be evaluated. For a policy that is not understood as a whole, it decides which pods
-    /// are closed. Values that the API server would reject can still be compared.
+    /// The selector, if the API server would accept it. For a policy that is not understood as a whole, it decides which pods
+    /// are closed. One with an invalid label would select none of them, because no pod can have such a label.
     #[must_use]
     pub fn readable(value: &serde_json::Value) -> Option<Self> {
         let selector: Self = typed(value).ok()?;
-        let can_be_evaluated = |requirement: &Requirement| match requirement.operator.as_str() {
-            "In" | "NotIn" => !requirement.values.is_empty(),
-            "Exists" | "DoesNotExist" => requirement.values.is_empty(),
-            _ => false,
-        };
-        selector.match_expressions.iter().all(can_be_evaluated).then_some(selector)
+        let mut problems = Vec::new();
+        selector.validate("", &mut problems);
+        problems.is_empty().then_some(selector)
     }
 }
 

@@ -115,6 +115,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     }
     let known = [
         FelixConfiguration::BGP_FROM_PODS,
+        FelixConfiguration::POD_SOURCES_FROM_OUTSIDE,
         FelixConfiguration::ESTABLISHED_FLOWS,
         FelixConfiguration::POLICY_COUNTERS,
         FelixConfiguration::WINDOWS_POLICY_SETS,

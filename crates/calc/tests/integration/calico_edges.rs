@@ -149,19 +149,25 @@ fn edge_cases_get_calicos_verdicts() {
     }
 }
 
-/// A stored ClusterNetworkPolicy that cannot be read closes the pods of its subject if that can be evaluated, and
-/// never hosts (37).
+/// A stored ClusterNetworkPolicy that cannot be read closes the pods of its subject if that can be evaluated, else all pods, and
+/// never hosts (37). A subject with an invalid label cannot be evaluated: no pod can have the label, so it would close nothing.
 #[test]
 fn damaged_subjects_close_only_pods() {
-    let evaluable =
-        r#"{"namespaces": {"matchExpressions": [{"key": "env", "operator": "NotIn", "values": ["-bad-"]}]}}"#;
-    let nobody =
+    let evaluable = r#"{"namespaces": {"matchLabels": {"no": "such"}}}"#;
+    let with_invalid_label =
         r#"{"namespaces": {"matchExpressions": [{"key": "env", "operator": "In", "values": ["-bad-"]}]}}"#;
-    for (subject, pods_pass) in [(evaluable, false), (nobody, true), (r#"{"bogus": {}}"#, false)] {
+    let without_it = with_invalid_label.replace("In", "NotIn");
+    for (subject, pods_pass) in [
+        (evaluable, true),
+        (with_invalid_label, false),
+        (&without_it, false),
+        (r#"{"namespaces": {"matchLabels": {"a b": "c"}}}"#, false),
+        (r#"{"bogus": {}}"#, false),
+    ] {
         let host = "kind: HostEndpoint, metadata: {name: h}, spec: {node: n1, interfaceName: eth0, profiles: [projectcalico-default-allow]}";
         let mut objects = objects(host, subject);
         let subject: Value = serde_json::from_str(subject).unwrap();
-        let spec = serde_json::json!({"tier": "Admin", "priority": 1, "subject": subject, "ingress": [{"action": "Accept", "from": [{"namespaces": {}}]}]});
+        let spec = serde_json::json!({"bogus": 1, "tier": "Admin", "priority": 1, "subject": subject, "ingress": [{"action": "Accept", "from": [{"namespaces": {}}]}]});
         let policy = serde_json::json!({"metadata": {"name": "damaged"}, "spec": spec});
         objects.push((Key::global(Kind::ClusterNetworkPolicy, "damaged"), policy));
         let snapshot = snapshot(&objects);

@@ -9,6 +9,7 @@ mod entries;
 mod fold;
 mod foreign_tables;
 mod forget;
+mod from_outside;
 mod host_ports;
 mod host_skeleton;
 mod ipip;
@@ -404,6 +405,7 @@ impl Dataplane {
         report.node.extend(self.policy.host_conditions());
         if self.policy.is_in_kernel() {
             report.node.extend(self.policy.missing_modules.conditions());
+            report.node.extend(self.policy.from_outside.condition());
         }
         report.node.extend(self.foreign_tables.conditions());
         if let Err(error) = policy {

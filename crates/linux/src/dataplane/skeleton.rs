@@ -6,6 +6,7 @@
 //! input-from ─── from a pod ─▶ from-workload …
 //! input ──────── from a pod ─▶ the action for packets to the node itself
 //! ```
+//! `forward-from` and `input-from` drop packets from elsewhere that have the address of a pod of this node.
 //! [`untracked_overlay`] has the chains before connection tracking for the overlay's own packets.
 //! [`host_skeleton`](super::host_skeleton) has the chains for the node's other interfaces, if there are host endpoints.
 //!
@@ -19,7 +20,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-use tortie_api::calico::{BgpFromPods, EndpointToHostAction};
+use tortie_api::calico::{BgpFromPods, EndpointToHostAction, PodSourcesFromOutside};
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::expr::state;
 use tortie_kernel::nftables::{
@@ -51,9 +52,14 @@ pub(super) const FROM_WORKLOAD: &str = "from-workload";
 pub(super) const TO_WORKLOAD: &str = "to-workload";
 const NEVER_FROM_WORKLOAD: &str = "from-workload-never";
 const BGP_FROM_WORKLOAD: &str = "from-workload-bgp";
+/// Packets with the address of a local pod that did not come from a pod. Its only rule counts and drops them.
+pub(super) const FROM_OUTSIDE: &str = "pod-address-from-outside";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";
+/// The addresses of this node's pods, which come from no other interface than the pod's.
+const LOCAL_PODS_4: &str = "local-pods4";
+const LOCAL_PODS_6: &str = "local-pods6";
 
 /// The addresses of all nodes.
 pub(super) const NODES_4: &str = "nodes4";
@@ -82,7 +88,9 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
     let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
     let hosts = |chain| (!node.host_endpoints.is_empty()).then(|| Rule::new(vec![goto(chain)], ""));
-    let forward_from = of_pods(config, input, FROM_WORKLOAD).into_iter().chain(hosts(HOST_FORWARD_IN));
+    let forward_from =
+        of_pods(config, input, FROM_WORKLOAD).into_iter().chain(foreign_pod_sources(config, node));
+    let forward_from = forward_from.chain(hosts(HOST_FORWARD_IN));
     let forward_to = of_pods(config, output, TO_WORKLOAD).into_iter().chain(hosts(HOST_FORWARD_OUT));
     let chains = [
         (FORWARD_FROM, base(Hook::Forward, FROM_PRIORITY), forward_from.collect()),
@@ -96,6 +104,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
         (FROM_WORKLOAD, None, from_workload(node)),
         (NEVER_FROM_WORKLOAD, None, never_from_workload(node)),
         (BGP_FROM_WORKLOAD, None, bgp_from_workload()),
+        (FROM_OUTSIDE, None, vec![Rule::new(vec![Expr::Counter, Expr::Verdict(Verdict::Drop)], "")]),
         (TO_WORKLOAD, None, to_workload(config, node)),
         (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
@@ -106,7 +115,9 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     let slots = || Slot::OF_PODS.iter().chain(slots_of_hosts);
     let programs = slots().map(|slot| (slot.maps().0, SetSpec::number_map(&[Field::Interface])));
     let odd = (ODD_INTERFACES, SetSpec::hash(&[Field::Interface]));
-    let empty = programs.chain([own_addresses(Family::V4), own_addresses(Family::V6), odd]);
+    let [own_addresses, local_pods] =
+        [own_addresses, local_pods].map(|set| [Family::V4, Family::V6].map(set));
+    let empty = programs.chain(own_addresses).chain(local_pods).chain([odd]);
     let empty = empty.map(|(name, spec)| (name.to_owned(), set(spec, [])));
     let leads = slots().map(|slot| {
         let closed = Element::verdict(program_key(CLOSED), closed(*slot));
@@ -126,10 +137,13 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
 /// Whether a chain or a set can exist without endpoints.
 pub(super) fn is_of_skeleton(name: &str) -> bool {
     let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
-    let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, BGP_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
+    let chains =
+        [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, BGP_FROM_WORKLOAD, FROM_OUTSIDE, TO_WORKLOAD, CLOSED_CHAIN];
     let sets = [
         OWN_ADDRESSES_4,
         OWN_ADDRESSES_6,
+        LOCAL_PODS_4,
+        LOCAL_PODS_6,
         ODD_INTERFACES,
         VXLAN_PEERS,
         VXLAN_PEERS_6,
@@ -167,6 +181,15 @@ pub(super) fn own_addresses(family: Family) -> (&'static str, SetSpec) {
     (name, SetSpec::hash(&[Field::Interface, family.field()]))
 }
 
+/// The set of a family's addresses of this node's pods, and its type.
+pub(super) fn local_pods(family: Family) -> (&'static str, SetSpec) {
+    let name = match family {
+        Family::V4 => LOCAL_PODS_4,
+        Family::V6 => LOCAL_PODS_6,
+    };
+    (name, SetSpec::hash(&[family.field()]))
+}
+
 /// The set of all nodes' addresses of a family.
 pub(super) fn nodes_of(family: Family) -> &'static str {
     match family {
@@ -193,7 +216,24 @@ fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     rules.extend(has_ipip(node).then(ipip_guard));
     rules.extend(are_pods(config, MetaKey::InputInterface).into_iter().map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
+    rules.extend(foreign_pod_sources(config, node));
     rules
+}
+
+/// Drops packets with the address of a pod of this node that did not come from a pod's interface. Packets from pods have left the chain
+/// before. If another plugin connects the pods, their packets may come by interfaces that they share.
+fn foreign_pod_sources(config: &Config, node: &NodeState) -> Vec<Rule> {
+    let is_dropped = node.settings.pod_sources_from_outside == PodSourcesFromOutside::Drop;
+    if config.policy_only.is_some() || !is_dropped {
+        return Vec::new();
+    }
+    let rule = |family| {
+        let mut exprs = Test::Family(family).exprs();
+        let address = load_address(PacketEnd::Source, family);
+        exprs.extend([address, in_set(local_pods(family).0, false), goto(FROM_OUTSIDE)]);
+        Rule::new(exprs, "a pod's address from outside")
+    };
+    vec![rule(Family::V4), rule(Family::V6)]
 }
 
 /// The action for what pods' policy allows to the node itself.

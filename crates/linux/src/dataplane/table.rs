@@ -12,6 +12,7 @@ use tortie_kernel::nftables::{ChangeCallback, Encoded, Key, Nft, Op, Table, Watc
 use super::Config;
 use super::desired_table::{DesiredTable, RenderContext};
 use super::dirty::Dirty;
+use super::from_outside::FromOutside;
 use super::missing_modules::{MissingModules, may_be_missing};
 use super::policies::Problem;
 use super::recognition::Recognised;
@@ -42,6 +43,7 @@ pub(super) struct PolicyTable {
     own_addresses: BTreeMap<IpAddr, String>,
     /// The pods' interfaces, if another plugin has connected them.
     pub(super) recognised: Option<Recognised>,
+    pub(super) from_outside: FromOutside,
     /// The callback for changes by others, until the watch begins.
     on_change: Option<ChangeCallback>,
     watch: Option<Watch>,
@@ -68,6 +70,7 @@ impl PolicyTable {
             missing_modules,
             own_addresses,
             recognised,
+            from_outside: FromOutside::default(),
             on_change,
             watch,
         })
@@ -134,6 +137,7 @@ impl PolicyTable {
             self.missing_modules = MissingModules(missing_modules);
         }
         self.adopt(state)?;
+        self.from_outside.look(&mut self.nft, &self.config.table);
         // A foreign base chain in Tortie's table may drop packets even without rules, as long as it exists.
         Ok(self.clear_garbage()?)
     }

@@ -6,6 +6,7 @@ mod traps;
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
+use tortie_calc::Calc;
 
 use cases::cases;
 use support::{OUTSIDE, calc_of, calico, cluster, objects, oracle_says, passes};
@@ -85,6 +86,41 @@ fn invalid_policies_deny() {
                 let (to, port) = rest.split_once(' ').unwrap();
                 assert_eq!(passes(&calc, from, to, port), expected, "{spec}: {flow}");
             }
+        }
+    }
+}
+
+/// A Kubernetes policy that cannot be understood closes the pods that its selector selects; all pods of its namespace if the selector has an
+/// invalid label, which no pod can have (18). The API server keeps such a policy from an earlier version, and etcd keeps anything.
+#[test]
+fn invalid_kubernetes_policies_deny() {
+    let (one, all) = (["web/front > db/copy tcp/2"], [""; 0]);
+    for (selector, open) in [
+        (json!({"matchLabels": {"tier": "main"}}), &one[..]),
+        (json!({"matchLabels": {"tier": "not a value"}}), &all[..]),
+        (json!({"matchLabels": {"not a name": "main"}}), &all[..]),
+        (json!({"matchLabels": {"tier": "main' || all() || x == 'y"}}), &all[..]),
+        (json!({"matchExpressions": [{"key": "tier", "operator": "In", "values": ["main", "-"]}]}), &all[..]),
+        (json!({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["-"]}]}), &all[..]),
+        (json!({"matchExpressions": [{"key": "-", "operator": "Exists"}]}), &all[..]),
+    ] {
+        let spec = json!({"podSelector": selector, "policyTypes": ["Ingress"], "bogus": 1});
+        let policy = json!({"metadata": {"name": "p", "namespace": "db"}, "spec": spec});
+        let mut objects = objects("");
+        objects.push((Key::namespaced(Kind::KubernetesNetworkPolicy, "db", "p"), policy));
+        let mut calc = Calc::new("n");
+        objects.iter().for_each(|(key, value)| calc.update(key, Some(value)));
+        calc.flush();
+        assert!(calc.findings().iter().any(|finding| finding.key.name == "p"), "{selector}");
+        for (from, to) in [("web/front", "db/copy"), ("web/front", "db/main"), ("db/main", "web/front")] {
+            let flow = format!("{from} > {to} tcp/2");
+            let expected = open.contains(&flow.as_str()) || to == "web/front";
+            assert_eq!(passes(&calc, from, to, "tcp/2"), expected, "{selector}: {flow}");
+            assert_eq!(
+                oracle_says(&objects, from, to, "tcp/2"),
+                expected,
+                "the oracle on {selector}: {flow}"
+            );
         }
     }
 }

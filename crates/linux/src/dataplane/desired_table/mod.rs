@@ -38,6 +38,8 @@ pub(super) struct DesiredTable {
     pods: BTreeMap<EndpointId, Pod>,
     /// The owners of each interface. If there is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
+    /// The number of pods that have each address.
+    addresses: BTreeMap<IpAddr, usize>,
     /// The interfaces of pods that are not recognised. They are closed.
     unclaimed: BTreeSet<String>,
     /// The pods that want each port of the node, with their address and port. The first one gets it.
@@ -263,6 +265,7 @@ impl DesiredTable {
             if let Some(old) = &old {
                 self.give_host_ports_up(id, old, change);
                 old.put_addresses(false, change);
+                self.count_addresses(old, false, change);
                 if let Some(interface) = &old.interface {
                     remove(&mut self.interfaces, interface, id);
                     affected.interfaces.insert(interface.clone());
@@ -275,6 +278,7 @@ impl DesiredTable {
                 let host_ports = self.take_host_ports(id, endpoint, change);
                 let programs = self.acquire_programs(&programs, &mut affected);
                 let pod = Pod { interface, addresses, host_ports, programs };
+                self.count_addresses(&pod, true, change);
                 if let Some(interface) = &pod.interface {
                     affected.interfaces.insert(interface.clone());
                     self.interfaces.entry(interface.clone()).or_default().insert(id.clone());
@@ -284,6 +288,20 @@ impl DesiredTable {
             self.release_programs(old.map(|old| old.programs), &mut affected);
         }
         affected
+    }
+
+    /// Counts a pod at its addresses, or no longer, and keeps the set of the addresses that pods have.
+    fn count_addresses(&mut self, pod: &Pod, there: bool, change: &mut Change) {
+        for address in &pod.addresses {
+            let pods = self.addresses.entry(*address).or_default();
+            *pods = if there { *pods + 1 } else { pods.saturating_sub(1) };
+            let is_used = *pods > 0;
+            if !is_used {
+                self.addresses.remove(address);
+            }
+            let (name, spec) = skeleton::local_pods(Family::of(*address));
+            change.element(name, || spec, Key::address(*address), is_used.then(Value::default));
+        }
     }
 
     /// Applies the dirty host endpoints in the same way.

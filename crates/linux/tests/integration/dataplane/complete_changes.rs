@@ -134,6 +134,7 @@ const CASES: &[Case] = &[
             r#"+ element from-workload-program ["caliweb-2",…"#,
             r#"+ element to-workload-program ["caliweb-2",…"#,
             r#"+ element own-addresses4 {"concat":["caliweb-2","10.65.1.4"]}"#,
+            r#"+ element local-pods4 "10.65.1.4""#,
         ],
     ),
     (
@@ -143,6 +144,7 @@ const CASES: &[Case] = &[
             r#"- element from-workload-program ["caliweb-2",…"#,
             r#"- element to-workload-program ["caliweb-2",…"#,
             r#"- element own-addresses4 {"concat":["caliweb-2","10.65.1.4"]}"#,
+            r#"- element local-pods4 "10.65.1.4""#,
         ],
     ),
     (
@@ -159,6 +161,7 @@ const CASES: &[Case] = &[
             r#"+ element to-workload-program ["caliodd",…"#,
             "+ element to-workload-chain …",
             r#"+ element own-addresses4 {"concat":["caliodd","10.65.1.5"]}"#,
+            r#"+ element local-pods4 "10.65.1.5""#,
         ],
     ),
     (
@@ -181,7 +184,9 @@ const CASES: &[Case] = &[
         |state| pod(state, "odd", 6, ingress(&["web"], EndOfTier::Deny)),
         &[
             r#"- element own-addresses4 {"concat":["caliodd","10.65.1.5"]}"#,
+            r#"- element local-pods4 "10.65.1.5""#,
             r#"+ element own-addresses4 {"concat":["caliodd","10.65.1.6"]}"#,
+            r#"+ element local-pods4 "10.65.1.6""#,
         ],
     ),
     (

@@ -58,7 +58,7 @@ fn join_both(node: &mut Node, number: u8, other: u8) {
 }
 
 /// Connects a pod with these addresses, and expects nothing to report.
-fn add(node: &mut Node, pod: &Pod, addresses: Vec<PodAddress>) -> PodInterface {
+pub(crate) fn add(node: &mut Node, pod: &Pod, addresses: Vec<PodAddress>) -> PodInterface {
     let (interface, report) = add_to(node, pod, addresses);
     assert_eq!(report, Report::default());
     interface
@@ -91,7 +91,7 @@ fn v6_of(pod: &Pod) -> PodAddress {
     PodAddress { address: pod_v6(pod).into(), block: block_v6(node).into() }
 }
 
-fn both_of(pod: &Pod) -> Vec<PodAddress> {
+pub(crate) fn both_of(pod: &Pod) -> Vec<PodAddress> {
     [pod.attachment().addresses, vec![v6_of(pod)]].concat()
 }
 

@@ -1,15 +1,15 @@
-//! Pods send only from their own addresses.
+//! Pods send only from their own addresses, and nobody else does (policy decision 49).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::Arc;
 
 use crate::common::cluster::*;
-use crate::dataplane::dual_stack::{dual_nodes, own, pod_v6};
-use tortie_api::calico::EndpointToHostAction;
-use tortie_dataplane::PodWiring as _;
+use crate::dataplane::dual_stack::{add, both_of, dual_nodes, own, pod_v6};
+use tortie_api::calico::{EndpointToHostAction, PodSourcesFromOutside};
+use tortie_dataplane::{Endpoint, EndpointId, NodeState, PodWiring as _, Reason, Report};
 use tortie_kernel::interface_index;
 use tortie_kernel::namespace::NetNs;
-use tortie_kernel::route::{Address, Change, RouteSocket};
+use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 use tortie_kernel::sysctl;
 
 /// A socket that sends from this address, which the namespace gets.
@@ -105,5 +105,114 @@ fn ipv6_packets_from_other_addresses_are_dropped() {
         let mut buffer = [0; 8];
         let (length, source) = receiver.recv_from(&mut buffer).unwrap();
         assert_eq!((&buffer[..length], source.ip()), (&b"own"[..], pod_v6(&pod).into()), "{to}");
+    }
+}
+
+/// A machine beside the nodes that sends to pods without the overlay.
+fn stranger(nodes: &[Node; 2], to: &[IpAddr]) -> NetNs {
+    let machine = nodes[0].underlay().connect(9);
+    let routes = || {
+        sysctl::ensure("net/ipv6/conf/eth0/accept_dad", "0").unwrap();
+        let link = interface_index("eth0").unwrap();
+        let mut socket = RouteSocket::open().unwrap();
+        let own = Address { link, address: own(9).into(), prefix_length: 64 };
+        socket.change(&Change::AddAddress(own)).unwrap();
+        for destination in to {
+            let router: IpAddr =
+                if destination.is_ipv4() { node_address(1).into() } else { self::own(1).into() };
+            let route = Route::via((*destination).into(), router, link, 4);
+            socket.change(&Change::AddRoute(route)).unwrap();
+        }
+    };
+    machine.run(routes).unwrap();
+    machine
+}
+
+/// The texts that arrive at a receiver until the last one.
+fn received(receiver: &UdpSocket) -> Vec<String> {
+    let mut texts = Vec::new();
+    while texts.last().is_none_or(|last| last != "last") {
+        let mut buffer = [0; 32];
+        let length = receiver.recv(&mut buffer).unwrap();
+        texts.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+    }
+    texts
+}
+
+fn reasons(report: &Report) -> Vec<Reason> {
+    report.node.iter().map(|condition| condition.reason).collect()
+}
+
+/// The kernel's own check is off, as Debian and others have it.
+#[test]
+fn packets_from_outside_with_the_address_of_a_local_pod_are_dropped() {
+    let (mut nodes, [pod, remote]) = dual_nodes();
+    let neighbour = Pod::new("neighbour", 1, 3);
+    add(&mut nodes[0], &neighbour, both_of(&neighbour));
+    let loose = || {
+        for link in ["all", "eth0"] {
+            sysctl::ensure(&format!("net/ipv4/conf/{link}/rp_filter"), "0").unwrap();
+        }
+    };
+    nodes[0].namespace.run(loose).unwrap();
+    let outside = stranger(&nodes, &[pod.address.into(), pod_v6(&pod).into()]);
+    for (to, local, remote_pod, node, stranger) in [
+        (
+            IpAddr::from(pod.address),
+            IpAddr::from(neighbour.address),
+            IpAddr::from(remote.address),
+            IpAddr::from(node_address(1)),
+            IpAddr::from(node_address(9)),
+        ),
+        (
+            pod_v6(&pod).into(),
+            pod_v6(&neighbour).into(),
+            pod_v6(&remote).into(),
+            own(1).into(),
+            own(9).into(),
+        ),
+    ] {
+        let receivers = [&pod.namespace, &nodes[0].namespace].map(|namespace| {
+            let any: IpAddr =
+                if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            let socket = namespace.run(|| UdpSocket::bind((any, 7000)).unwrap()).unwrap();
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+            socket
+        });
+        // The address of a remote pod is not known to be false: without encapsulation, its packets come like these.
+        let sources = [("local", local), ("remote", remote_pod), ("last", stranger)];
+        let sockets = sources.map(|(text, source)| (text, sender(&outside, source)));
+        let send = || {
+            for (text, socket) in &sockets {
+                socket.send_to(text.as_bytes(), (to, 7000)).unwrap();
+                socket.send_to(text.as_bytes(), (node, 7000)).unwrap();
+            }
+            [received(&receivers[0]), received(&receivers[1])]
+        };
+        let without_local = || [vec!["remote", "last"], vec!["remote", "last"]];
+        assert_eq!(nodes[0].resync(), Report::default());
+        assert_eq!(send(), without_local(), "to {to} and {node}");
+        assert_eq!(reasons(&nodes[0].resync()), [Reason::PodAddressFromOutside]);
+        assert_eq!(nodes[0].resync(), Report::default(), "there were no more");
+        let allow = |state: &mut NodeState| {
+            Arc::make_mut(&mut state.settings).pod_sources_from_outside = PodSourcesFromOutside::Allow;
+        };
+        nodes[0].change(allow);
+        assert_eq!(send()[0], ["local", "remote", "last"], "as FelixConfiguration says");
+        nodes[0].change(|state| state.settings = Default::default());
+        nodes[0].restart();
+        assert_eq!(send(), without_local(), "after a restart");
+
+        // Two endpoints may claim the address for a while.
+        let own = nodes[0].state.endpoints[&neighbour.id()].clone();
+        let ghost = EndpointId { pod: "ghost".into(), ..neighbour.id() };
+        let other = Endpoint { host_interface: "cali-ghost".into(), ..Endpoint::clone(&own) };
+        nodes[0].change(|state| drop(state.endpoints.insert(ghost.clone(), other.into())));
+        nodes[0].change(|state| drop(state.endpoints.remove(&ghost)));
+        assert_eq!(send(), without_local(), "one endpoint is left");
+        nodes[0].change(|state| drop(state.endpoints.remove(&neighbour.id())));
+        assert_eq!(send()[0], ["local", "remote", "last"], "it is no pod's address any more");
+        nodes[0].change(|state| drop(state.endpoints.insert(neighbour.id(), own)));
+        assert_eq!(send(), without_local(), "it is a pod's again");
     }
 }
