@@ -10,7 +10,7 @@ use std::process::Command;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tortie_kernel::namespace::{die_with_parent, groups, with_default_signals, with_own_mounts};
 
-use crate::supervise::wait_and_hand_on;
+use crate::supervise::HandedOn;
 use crate::{LabDir, LabError};
 
 /// What a process does after it has joined.
@@ -123,11 +123,12 @@ fn run(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(LabError::io("starting the command"))?;
     runtime.block_on(async {
+        let signals = HandedOn::listen()?;
         let mut child = match tokio::process::Command::from(command).spawn() {
             Ok(child) => child,
             Err(source) => return not_run(program, &source),
         };
-        let status = wait_and_hand_on(&mut child, None).await?.0;
+        let status = signals.wait(&mut child, None).await?.0;
         Ok(match (status.code(), status.signal()) {
             (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
             (None, signal) => u8::try_from(128 + signal.unwrap_or_default()).unwrap_or(u8::MAX),

@@ -5,7 +5,7 @@ use std::process::{Command, ExitStatus};
 
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use tokio::process::Child;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind};
 use tortie_kernel::namespace::{Namespaces, die_with_parent, enter};
 
 use crate::{LabDir, LabError};
@@ -44,6 +44,7 @@ fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError>
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(LabError::io("starting the supervisor"))?;
     runtime.block_on(async {
+        let signals = HandedOn::listen()?;
         let mut command = Command::new(&program);
         command.args(arguments).env("TORTIE_LAB", dir.path());
         die_with_parent(&mut command);
@@ -51,7 +52,7 @@ fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError>
         let mut child = command.spawn().map_err(LabError::io("starting the lab"))?;
         let pid = child.id().map(|pid| pid.to_string()).unwrap_or_default();
         std::fs::write(dir.pid_file(), pid).map_err(LabError::file("writing", &dir.pid_file()))?;
-        let (status, interrupted) = wait_and_hand_on(&mut child, Some(Signal::TERM)).await?;
+        let (status, interrupted) = signals.wait(&mut child, Some(Signal::TERM)).await?;
         Ok(if interrupted { Outcome::Interrupted } else { outcome(status) })
     })
 }
@@ -65,32 +66,47 @@ pub fn enter_inside() -> Result<(), LabError> {
     Ok(enter(Namespaces { mount: true, ..Namespaces::default() })?)
 }
 
-/// Waits for a child, and passes termination signals on to it, unchanged or as the given signal. Returns its exit
-/// status, and whether there was such a signal.
-pub(crate) async fn wait_and_hand_on(
-    child: &mut Child,
-    hand_on: Option<Signal>,
-) -> Result<(ExitStatus, bool), LabError> {
-    let listen = |kind| signal(kind).map_err(LabError::io("listening for signals"));
-    let (mut interrupt, mut terminate, mut hangup) =
-        (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
-    let mut interrupted = false;
-    loop {
-        let received = tokio::select! {
-            // A terminal signals both processes. The signal must count even if the child ends first.
-            biased;
-            _ = interrupt.recv() => Signal::INT,
-            _ = terminate.recv() => Signal::TERM,
-            _ = hangup.recv() => Signal::HUP,
-            status = child.wait() => {
-                return Ok((status.map_err(LabError::io("waiting for the process"))?, interrupted));
+/// The signals that ask a process to end, which it passes on to its child. It listens from before the child exists: until then, a
+/// signal would end the process without a word to the child.
+pub(crate) struct HandedOn {
+    interrupt: unix::Signal,
+    terminate: unix::Signal,
+    hangup: unix::Signal,
+}
+
+impl HandedOn {
+    /// Listens for the signals. It needs a runtime of tokio.
+    pub(crate) fn listen() -> Result<Self, LabError> {
+        let listen = |kind| unix::signal(kind).map_err(LabError::io("listening for signals"));
+        let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        Ok(Self { interrupt, terminate, hangup: listen(SignalKind::hangup())? })
+    }
+
+    /// Waits for a child, and passes the signals on to it, unchanged or as the given signal. Returns its exit status, and
+    /// whether there was such a signal.
+    pub(crate) async fn wait(
+        mut self,
+        child: &mut Child,
+        hand_on: Option<Signal>,
+    ) -> Result<(ExitStatus, bool), LabError> {
+        let mut interrupted = false;
+        loop {
+            let received = tokio::select! {
+                // A terminal signals both processes. The signal must count even if the child ends first.
+                biased;
+                _ = self.interrupt.recv() => Signal::INT,
+                _ = self.terminate.recv() => Signal::TERM,
+                _ = self.hangup.recv() => Signal::HUP,
+                status = child.wait() => {
+                    return Ok((status.map_err(LabError::io("waiting for the process"))?, interrupted));
+                }
+            };
+            interrupted = true;
+            let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+            if let Some(pid) = pid {
+                // It may have ended just now; then the wait above sees it.
+                let _ = kill_process(pid, hand_on.unwrap_or(received));
             }
-        };
-        interrupted = true;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-        if let Some(pid) = pid {
-            // It may have ended just now; then the wait above sees it.
-            let _ = kill_process(pid, hand_on.unwrap_or(received));
         }
     }
 }
