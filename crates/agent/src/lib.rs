@@ -5,6 +5,7 @@
 
 mod addresses;
 mod announcement;
+mod assigned;
 mod bandwidth;
 mod barrier;
 mod bgp;
@@ -64,6 +65,7 @@ use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Endpoints, Store, StoreError};
 
+use assigned::AssignedPods;
 use barrier::Barrier;
 pub use bgp::{KINDS as BGP_KINDS, SERVICE_KINDS as BGP_SERVICE_KINDS};
 pub use cni_config::CniIpam;
@@ -343,7 +345,8 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         .with_flannel(extras.flannel)
         .with_leases(keeper.is_some())
         .with_policy_only(extras.policy_only.is_some());
-    let (batches, in_force) = plane::start(watched, dataplane)
+    let assigned_pods = AssignedPods::default();
+    let (batches, in_force) = plane::start(watched, assigned_pods.clone(), dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     progress.reach(Stage::ReadCluster);
     started.send_replace(Some(in_force.clone()));
@@ -420,6 +423,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         has_bandwidth_plugin,
         in_force,
         barrier,
+        assigned_pods,
         leases,
         metrics,
     });

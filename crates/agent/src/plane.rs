@@ -15,6 +15,7 @@ use tortie_flannel::LeaseSnapshot;
 use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
 
+use crate::assigned::AssignedPods;
 use crate::control::ShownEndpoint;
 use crate::missing_leases::MissingLeases;
 use crate::pending::Batch;
@@ -91,15 +92,17 @@ pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
 /// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
 pub(crate) fn start(
     watched: Watched,
+    assigned_pods: AssignedPods,
     dataplane: Box<dyn Dataplane>,
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
     let (batches, inbox) = queue();
-    let in_force = start_with(watched, dataplane, inbox)?;
+    let in_force = start_with(watched, assigned_pods, dataplane, inbox)?;
     Ok((batches, in_force))
 }
 
 fn start_with(
     watched: Watched,
+    assigned_pods: AssignedPods,
     mut dataplane: Box<dyn Dataplane>,
     inbox: Inbox,
 ) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
@@ -116,6 +119,7 @@ fn start_with(
     let mut plane = Plane {
         calc,
         watched,
+        assigned_pods,
         dataplane,
         publish,
         read,
@@ -142,6 +146,7 @@ pub(crate) async fn ended(mut in_force: watch::Receiver<Arc<InForce>>) {
 struct Plane {
     calc: Calc,
     watched: Watched,
+    assigned_pods: AssignedPods,
     dataplane: Box<dyn Dataplane>,
     publish: watch::Sender<Arc<InForce>>,
     /// The positions of what calc has.
@@ -236,6 +241,10 @@ impl Plane {
         }
         // What is stored of such a kind, and not known here, is not in force.
         self.unavailable.keys().for_each(|kind| self.read.advance(*kind, Position(0)));
+        // What is published is known here before.
+        for (endpoint, assigned) in self.assigned_pods.take_changes() {
+            self.calc.update_assigned(&endpoint, assigned);
+        }
         for (key, value) in changes {
             self.calc.update(&key, value.as_ref());
             self.watched.update(&key, value.as_ref());
@@ -451,8 +460,13 @@ mod tests {
         let (entered, is_stuck) = mpsc::channel();
         let (open, tokens) = mpsc::channel();
         let waiting = inbox.waiting_of();
-        let mut in_force =
-            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force = start_with(
+            Watched::new("node"),
+            AssignedPods::default(),
+            Box::new(Stuck { entered, tokens }),
+            inbox,
+        )
+        .unwrap();
         batches.send(batch(1, "first", Some(json!({"metadata": {"name": "first"}}))));
         is_stuck.recv().unwrap();
 
@@ -487,8 +501,13 @@ mod tests {
         let (open, tokens) = mpsc::channel();
         drop(open);
         let waiting = inbox.waiting_of();
-        let mut in_force =
-            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force = start_with(
+            Watched::new("node"),
+            AssignedPods::default(),
+            Box::new(Stuck { entered, tokens }),
+            inbox,
+        )
+        .unwrap();
         let named = |name: &str| Some(json!({"metadata": {"name": name}}));
         for position in 1..=100 {
             let part = batch(position, &format!("n{position}"), named("n"));
@@ -521,8 +540,13 @@ mod tests {
         let (open, tokens) = mpsc::channel();
         drop(open);
         let waiting = inbox.waiting_of();
-        let mut in_force =
-            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force = start_with(
+            Watched::new("node"),
+            AssignedPods::default(),
+            Box::new(Stuck { entered, tokens }),
+            inbox,
+        )
+        .unwrap();
         let lock = |position, ready: bool| {
             let key = Key::global(Kind::ClusterInformation, "default");
             let changes = [(key, Some(json!({"spec": {"datastoreReady": ready}})))].into();
@@ -556,8 +580,13 @@ mod tests {
         let (batches, inbox) = bounded(1 << 20);
         let (entered, _is_stuck) = mpsc::channel();
         let (open, tokens) = mpsc::channel();
-        let mut in_force =
-            start_with(Watched::new("node"), Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        let mut in_force = start_with(
+            Watched::new("node"),
+            AssignedPods::default(),
+            Box::new(Stuck { entered, tokens }),
+            inbox,
+        )
+        .unwrap();
         drop(open);
         batches.send(batch(5_000, "first", None));
         in_force.wait_for(|now| now.given == at(5_000)).await.unwrap();

@@ -31,6 +31,7 @@ use tortie_ipam::{Assignment, Ipam, IpamError};
 use tortie_store::{Endpoints, StoreError, Stored};
 
 use crate::addresses::{self, NETWORK, USUAL_INTERFACE, attachment_of, handle, handle_of};
+use crate::assigned::AssignedPods;
 use crate::barrier::Barrier;
 use crate::dns;
 use crate::feed::Leases;
@@ -64,6 +65,7 @@ pub(crate) struct Pods {
     pub(crate) has_bandwidth_plugin: bool,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
     pub(crate) barrier: Barrier,
+    pub(crate) assigned_pods: AssignedPods,
     /// flannel's leases in etcd, which decide about the pods' addresses.
     pub(crate) leases: Leases,
     pub(crate) metrics: Arc<Metrics>,
@@ -216,6 +218,7 @@ impl Pods {
         let disconnect = blocking(move || wiring.disconnect(&endpoint, &container));
         let (disconnected, stored) = tokio::join!(disconnect, self.store.get(&key));
         disconnected.map_err(wiring_failure)?;
+        self.assigned_pods.remove(&key, &call.container_id);
         let stored = stored.map_err(store_failure)?;
         let addresses = stored.as_ref().map(|stored| addresses::of_endpoint(stored, &call.container_id));
         let withdrawn = self.store.withdraw(stored, &call.container_id).await;

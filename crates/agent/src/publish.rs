@@ -3,6 +3,7 @@
 
 use tortie_api::Position;
 use tortie_api::kubernetes::Pod;
+use tortie_calc::Assigned;
 use tortie_cni::{Failure, Invocation};
 use tortie_dataplane::{EndpointId, PodInterface, PreparedLink};
 use tortie_store::Stored;
@@ -67,6 +68,9 @@ impl Pods {
     ) -> Result<Position, Failure> {
         let endpoint = self.endpoint(call, id, pod, obtained.outside);
         let endpoint = with_interface(endpoint, &obtained.addresses, interface);
+        let addresses = obtained.addresses.iter().map(|own| own.address).collect();
+        self.assigned_pods
+            .insert(self.key(id), Assigned { container_id: call.container_id.clone(), addresses });
         self.store.publish(&endpoint).await.map_err(store_failure)
     }
 }

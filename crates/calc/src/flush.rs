@@ -39,6 +39,7 @@ impl Calc {
     /// The deltas since the last flush: sets, then policies that name them, then endpoints that name those; removals
     /// in the opposite order (policy decision 23). Each delta changes something.
     pub fn flush(&mut self) -> Vec<Delta> {
+        self.judge_claims();
         let endpoints = self.changed_endpoints();
         self.count_names(&endpoints);
         let (policies, removed_policies) = self.changed_policies();

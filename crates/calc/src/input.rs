@@ -18,6 +18,7 @@ use tortie_api::{FieldError, Key, Kind, Network, Resource, in_words};
 use tortie_policy::program::{EndOfTier, PolicyRules, Rule};
 use tortie_policy::{Compiled, OwnLabels, compile, compile_profile, compile_read, policy_id, readable_order};
 
+use crate::claims::PodOfBlock;
 use crate::policies::{Body, TierSettings};
 
 /// The parsed content of an object.
@@ -31,14 +32,15 @@ pub(crate) enum Input {
     NetworkSet(OwnLabels, Box<[IpNet]>),
     Slice(EndpointSlice),
     Service(Box<Service>),
-    Endpoint(OwnLabels, Box<WorkloadEndpointSpec>),
+    /// The last part tells whether only an annotation of the pod names the addresses.
+    Endpoint(OwnLabels, Box<WorkloadEndpointSpec>, bool),
     Host(OwnLabels, Box<HostEndpointSpec>),
     Node(Node),
     Pool(IpPool),
     Felix(Box<FelixConfigurationSpec>),
     Bgp(Box<BgpConfigurationSpec>),
-    /// The node of a block.
-    Block(IpNet, BlockNodes),
+    /// The node of a block, and the pods that have its addresses.
+    Block(IpNet, BlockNodes, Vec<PodOfBlock>),
 }
 
 /// The content of the object, if it exists and has relevant content; and the problem with it, if any.
@@ -116,7 +118,8 @@ pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
         (Kind::EndpointSlice, Resource::EndpointSlice(slice)) => Input::Slice(slice),
         (Kind::Service, Resource::Service(service)) => Input::Service(Box::new(service)),
         (Kind::WorkloadEndpoint, Resource::WorkloadEndpoint(endpoint)) => {
-            Input::Endpoint(endpoint.metadata.labels.into(), Box::new(endpoint.spec))
+            let unreported = endpoint.is_unreported();
+            Input::Endpoint(endpoint.metadata.labels.into(), Box::new(endpoint.spec), unreported)
         }
         (Kind::HostEndpoint, Resource::HostEndpoint(host)) => {
             Input::Host(host.metadata.labels.into(), Box::new(host.spec))
@@ -153,9 +156,19 @@ fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
     };
     match Block::deserialize(value) {
         Ok(block) if block.deleted => (None, None),
-        Ok(block) => (Some(Input::Block(cidr, BlockNodes::of(&block))), None),
+        Ok(block) => (Some(Input::Block(cidr, BlockNodes::of(&block), pods_of(&block))), None),
         Err(error) => (None, Some(format!("{error}; it has no route"))),
     }
+}
+
+/// The pods that have addresses of a block.
+fn pods_of(block: &Block) -> Vec<PodOfBlock> {
+    let pods = block.allocated().map(|(address, attribute)| {
+        let owner = |name| attribute.owner.as_ref()?.get(name).cloned();
+        let (namespace, pod) = (owner("namespace").unwrap_or_default(), owner("pod").unwrap_or_default());
+        PodOfBlock { address, namespace, pod }
+    });
+    pods.collect()
 }
 
 /// The nodes of a block's addresses.

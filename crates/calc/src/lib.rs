@@ -4,6 +4,7 @@
 //! the last flush. The result depends on the objects, never on the order or the batching of updates. No clock, no
 //! I/O, no threads.
 
+mod claims;
 mod endpoints;
 mod flush;
 mod index;
@@ -31,6 +32,7 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
 
+use claims::Claims;
 use flush::InUse;
 use input::{BlockNodes, Input};
 use local::LocalId;
@@ -41,6 +43,7 @@ use sets::Sets;
 use slab::No;
 use subjects::{Backends, Subjects};
 
+pub use claims::Assigned;
 pub use network::{pool_of_network, unfit_for_flannel, vtep_mac};
 
 /// The kinds of object that the state of any node depends on; [`Calc::kinds`] returns those of one node.
@@ -80,6 +83,7 @@ pub struct Calc {
     policies: Policies,
     sets: Sets,
     network: Network,
+    claims: Claims,
     /// flannel's leases, if they are not in annotations of Nodes.
     flannel_leases: Option<FlannelLeases>,
     /// The cluster's Services, if the node needs them.
@@ -117,6 +121,7 @@ impl Calc {
             policies: Policies::default(),
             sets,
             network: Network::default(),
+            claims: Claims::default(),
             flannel_leases: None,
             services: None,
             problems: BTreeMap::new(),
@@ -238,6 +243,7 @@ impl Calc {
             Some(Finding { key: Key::global(Kind::Node, name), problem })
         });
         let mut all: Vec<Finding> = objects.chain(nodes).chain(self.policies.findings()).collect();
+        all.extend(self.claims.findings(&self.node));
         all.sort();
         all
     }
@@ -255,6 +261,7 @@ impl Calc {
             Some(node) if self.network.flannel => Some(network::translated(node, is_local, former)),
             node => node,
         };
+        self.claims.mark_all();
         // No peer `nodes` of a policy means a machine that is no Node.
         if !FlannelLeases::is_machine(name) {
             self.sets.update_node(former, node.as_ref(), &self.state);
@@ -273,7 +280,9 @@ impl Calc {
             Some(Input::Profile(labels, body)) => self.update_profile(key, Some((labels, body))),
             Some(Input::Labels(labels)) => self.update_labels(key, Some(labels)),
             Some(Input::NetworkSet(own, nets)) => self.update_network_set(key, Some((own, nets))),
-            Some(Input::Endpoint(own, spec)) => self.update_endpoint(key, Some((own, *spec))),
+            Some(Input::Endpoint(own, spec, unreported)) => {
+                self.take_endpoint(key, Some((own, *spec)), unreported);
+            }
             Some(Input::Host(own, spec)) => self.update_host(key, Some((own, *spec))),
             Some(Input::Slice(slice)) => self.update_slice(key, Some(&slice)),
             Some(Input::Service(service)) => {
@@ -283,7 +292,10 @@ impl Calc {
             Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
             Some(Input::Bgp(spec)) => self.network.update_bgp(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
-            Some(Input::Block(cidr, nodes)) => self.network.update_block(cidr, nodes),
+            Some(Input::Block(cidr, nodes, pods)) => {
+                self.claims.update_block(cidr, Some(&pods));
+                self.network.update_block(cidr, nodes);
+            }
             None => self.forget(key),
         }
     }
@@ -302,7 +314,7 @@ impl Calc {
             Kind::Profile => self.update_profile(key, None),
             Kind::Namespace | Kind::ServiceAccount => self.update_labels(key, None),
             Kind::NetworkSet | Kind::GlobalNetworkSet => self.update_network_set(key, None),
-            Kind::WorkloadEndpoint => self.update_endpoint(key, None),
+            Kind::WorkloadEndpoint => self.take_endpoint(key, None, false),
             Kind::HostEndpoint => self.update_host(key, None),
             Kind::EndpointSlice => self.update_slice(key, None),
             Kind::Service => {
@@ -312,11 +324,10 @@ impl Calc {
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::FelixConfiguration => self.network.update_felix(&key.name, None),
             Kind::BgpConfiguration => self.network.update_bgp(&key.name, None),
-            Kind::IpamBlock => key
-                .name
-                .parse()
-                .into_iter()
-                .for_each(|cidr| self.network.update_block(cidr, BlockNodes::default())),
+            Kind::IpamBlock => key.name.parse().into_iter().for_each(|cidr| {
+                self.claims.update_block(cidr, None);
+                self.network.update_block(cidr, BlockNodes::default());
+            }),
             _ => self.update_policy(key, None),
         }
     }

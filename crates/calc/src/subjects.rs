@@ -142,6 +142,28 @@ impl Subjects {
         self.numbers.get(key, |no| self.get(no).is_some_and(|subject| subject.key.borrowed() == key))
     }
 
+    /// The addresses of a known endpoint.
+    pub(crate) fn addresses_of(&self, key: &Key) -> Vec<IpAddr> {
+        match self.number(key).and_then(|no| self.get(no)).map(|subject| &subject.what) {
+            Some(What::Endpoint { addresses, .. }) => addresses.to_vec(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The addresses of all pods with such keys.
+    pub(crate) fn addresses_of_pods(&self, is_meant: impl Fn(&Key) -> bool) -> impl Iterator<Item = IpAddr> {
+        let pods = self.table.numbers().filter_map(|no| self.get(no)).filter(|subject| subject.labels.is_pod);
+        let meant = pods.filter(move |Subject { key, .. }| {
+            is_meant(&Key::namespaced(key.kind, &*key.namespace, &*key.name))
+        });
+        meant
+            .flat_map(|subject| match &subject.what {
+                What::Endpoint { addresses, .. } => &addresses[..],
+                What::NetworkSet(_) => &[],
+            })
+            .copied()
+    }
+
     /// Reads an endpoint as a subject, which is not in the indexes yet.
     pub(crate) fn endpoint(
         &mut self,

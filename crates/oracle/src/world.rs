@@ -237,9 +237,17 @@ impl World {
             }
         }
         // The CNI plugin's record of a pod has precedence over the pod object.
+        let reported = reported_addresses(snapshot);
         for (key, resource) in snapshot.resources() {
             if let Resource::WorkloadEndpoint(endpoint) = resource {
-                world.workloads.push(world.of_endpoint(snapshot, key, endpoint));
+                let mut workload = world.of_endpoint(snapshot, key, endpoint);
+                if endpoint.is_unreported() {
+                    // The address of a Node or of a reported pod is not its own, whatever an annotation says (policy decision 50).
+                    let is_taken =
+                        |address: &IpAddr| reported.contains(address) || world.nodes_at.contains_key(address);
+                    workload.addresses.retain(|address| !is_taken(address));
+                }
+                world.workloads.push(workload);
             }
         }
         let noted = |pod: &Workload| (pod.identity.namespace.clone(), pod.identity.name.clone());
@@ -490,6 +498,21 @@ fn given_by<'a>(snapshot: &'a Snapshot, profiles: &[String]) -> Vec<&'a Labels> 
         _ => None,
     };
     profiles.iter().filter_map(profile).collect()
+}
+
+/// The addresses of pods whose kubelet has reported them, if there are others.
+fn reported_addresses(snapshot: &Snapshot) -> BTreeSet<IpAddr> {
+    let endpoints = || {
+        snapshot.resources().filter_map(|(_, resource)| match resource {
+            Resource::WorkloadEndpoint(endpoint) => Some(endpoint),
+            _ => None,
+        })
+    };
+    if !endpoints().any(WorkloadEndpoint::is_unreported) {
+        return BTreeSet::new();
+    }
+    let reported = endpoints().filter(|endpoint| !endpoint.is_unreported());
+    reported.flat_map(|endpoint| endpoint.spec.ip_networks.iter().map(IpNet::addr)).collect()
 }
 
 fn of_host(snapshot: &Snapshot, key: &Key, host: &HostEndpoint) -> HostInterface {

@@ -166,3 +166,50 @@ async fn an_agent_outlives_the_api_server() {
     later.call(call(&later, Command::Del, ("c1", "p", &first))).await.unwrap();
     until("the pod is forgotten", || async { policies(&later, "p").is_none() }).await;
 }
+
+/// Whoever may annotate pods of a namespace names other addresses and sandboxes (policy decision 50).
+#[tokio::test(flavor = "multi_thread")]
+async fn annotations_of_a_tenant_move_no_addresses() {
+    let Some((servers, store)) = api_server().await else { return };
+    let bed = serving(store.clone(), FakeOs::default()).await;
+    let uid = create_pod(&store, "victim", &json!({})).await;
+    let add = bed.call(call(&bed, Command::Add, ("c1", "victim", &uid))).await.unwrap().unwrap();
+    let victim = add.ips[0].address.clone();
+    let addresses_of = |pod: &str| {
+        let os = bed.os.lock();
+        let endpoint = os.state.endpoints.get(&endpoint_id(pod));
+        endpoint
+            .map(|it| (it.container_id.to_string(), it.addresses.iter().map(ToString::to_string).collect()))
+    };
+    let of_victim: Option<(String, Vec<String>)> =
+        Some(("c1".to_owned(), vec![victim.split('/').next().unwrap().to_owned()]));
+    assert_eq!(addresses_of("victim"), of_victim);
+
+    // A pod that nobody has connected claims the address; another one claims one that nobody has.
+    create_pod(&store, "thief", &json!({})).await;
+    create_pod(&store, "inventor", &json!({})).await;
+    let annotate = |pod: &str, name: &str, value: &str| {
+        let annotation = format!("cni.projectcalico.org/{name}={value}");
+        servers.kubectl(&["annotate", "pod", pod, "-n", "n", "--overwrite", &annotation]).unwrap();
+    };
+    annotate("thief", "podIPs", &victim);
+    annotate("inventor", "podIPs", "192.0.2.1/32");
+    // The sandbox of the victim, and then a label, which shows that everything before has been read.
+    annotate("victim", "containerID", "other");
+    servers.kubectl(&["label", "pod", "inventor", "-n", "n", "app=a"]).unwrap();
+    let report = async || bed.current_report().await.to_string();
+    until("the node names the thief", async || report().await.contains("IPAM has given to another one"))
+        .await;
+    assert!(report().await.contains("pod n/thief names"), "{}", report().await);
+    assert_eq!(addresses_of("victim"), of_victim);
+    assert_eq!([addresses_of("thief"), addresses_of("inventor")], [None, None]);
+
+    // What IPAM gives to it counts, whatever stood there before.
+    let pod = store.get(&pod_key("thief")).await.unwrap().unwrap();
+    let uid = pod.value["metadata"]["uid"].as_str().unwrap().to_owned();
+    let own = bed.call(call(&bed, Command::Add, ("c2", "thief", &uid))).await.unwrap().unwrap();
+    assert_ne!(own.ips[0].address, victim);
+    annotate("thief", "podIPs", &victim);
+    until("the forged address does not count", async || addresses_of("thief").is_none()).await;
+    assert_eq!(addresses_of("victim"), of_victim);
+}

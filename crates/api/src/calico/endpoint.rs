@@ -79,6 +79,16 @@ pub struct WorkloadEndpointPort {
 }
 
 impl WorkloadEndpoint {
+    /// The annotation of an endpoint that is derived from a Pod whose kubelet has not reported its addresses: they come from an annotation,
+    /// which whoever may change the pod can write. It is never stored.
+    pub const UNREPORTED: &str = "tortie.io/unreportedAddresses";
+
+    /// Whether only an annotation of the pod names the addresses.
+    #[must_use]
+    pub fn is_unreported(&self) -> bool {
+        self.metadata.annotations.contains_key(Self::UNREPORTED)
+    }
+
     /// `<node>-k8s-<pod>-<interface>`, with each dash inside a part doubled.
     #[must_use]
     pub fn name_for(node: &str, pod: &str, interface: &str) -> String {

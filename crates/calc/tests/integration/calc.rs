@@ -13,7 +13,9 @@ use tortie_calc::Calc;
 use tortie_dataplane::{NodeState, RouteTarget};
 use tortie_policy::program::Member;
 
-use crate::random_objects::{block, endpoint, felix, namespace, node, object, policy_of_nodes, pool};
+use crate::random_objects::{
+    block, block_of_pods, claim, endpoint, felix, namespace, node, object, policy_of_nodes, pool,
+};
 use crate::scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch_with, shown};
 
 #[derive(Debug, Clone)]
@@ -116,6 +118,32 @@ proptest! {
     ) {
         make(steps, seed, modes, |_, _| {});
     }
+}
+
+/// The same with endpoints whose kubelet may not have reported their addresses, and everything that can testify for these.
+#[test]
+fn any_history_of_claims_gives_the_addresses_computed_from_scratch() {
+    let random = Random::cases(500);
+    let seen: RefCell<BTreeMap<&str, usize>> = RefCell::default();
+    let look = |state: &NodeState, _| {
+        let mut seen = seen.borrow_mut();
+        for endpoint in state.endpoints.values() {
+            *seen.entry("local addresses").or_default() += endpoint.addresses.len();
+        }
+        *seen.entry("members").or_default() +=
+            state.sets.values().map(|(_, members)| members.len()).sum::<usize>();
+    };
+    let test = |(steps, seed): (Vec<Step>, u64)| {
+        make(steps, seed, (false, false), look);
+        Ok(())
+    };
+    let lacking = || {
+        let seen = seen.borrow();
+        let few = seen.values().any(|count| *count < random.count());
+        (few || seen.len() < 2).then(|| format!("{seen:?}"))
+    };
+    let object = prop_oneof![6 => claim(), 4 => block_of_pods(), 2 => node(), 1 => namespace(), 2 => policy_of_nodes(), 4 => object()];
+    random.prove(&(steps(object), any::<u64>()), test, lacking).unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// The same with nodes, blocks, pools and settings only, so that each way between nodes occurs often.

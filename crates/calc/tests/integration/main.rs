@@ -3,6 +3,7 @@
 
 mod calc;
 mod calico_edges;
+mod claims;
 mod classes;
 mod differential;
 mod flannel;

@@ -50,8 +50,8 @@ pub(crate) fn derive(pod: &Map<String, Value>) -> Derived {
     }
     let endpoint = WorkloadEndpoint::name_for(&node, &name, INTERFACE);
     let key = Key::namespaced(Kind::WorkloadEndpoint, &namespace, endpoint);
-    let addresses = match addresses(pod) {
-        Ok(addresses) if !addresses.is_empty() && !is_finished(pod) => addresses,
+    let (addresses, reported) = match addresses(pod) {
+        Ok((addresses, reported)) if !addresses.is_empty() && !is_finished(pod) => (addresses, reported),
         Ok(_) => return Derived::Without(key),
         Err(invalid) => {
             tracing::warn!(
@@ -79,6 +79,9 @@ pub(crate) fn derive(pod: &Map<String, Value>) -> Derived {
     metadata.insert("name".to_owned(), json!(key.name));
     metadata.insert("namespace".to_owned(), json!(namespace));
     metadata.insert("labels".to_owned(), Value::Object(labels));
+    if !reported {
+        metadata.insert("annotations".to_owned(), json!({(WorkloadEndpoint::UNREPORTED): "true"}));
+    }
     // The uid of a derived endpoint is the pod's.
     for same in ["uid", "generateName", "creationTimestamp", "ownerReferences"] {
         if let Some(value) = field("metadata", same).filter(|value| !value.is_null()) {
@@ -128,22 +131,23 @@ pub(crate) fn pod_name(endpoint: &str) -> Option<String> {
     }
 }
 
-/// The addresses: what the kubelet reports, or what the CNI plugin has stored until then.
-fn addresses(pod: &Map<String, Value>) -> Result<Vec<IpNet>, String> {
+/// The addresses, and whether the kubelet reports them. Until it does, they are what the CNI plugin has stored.
+fn addresses(pod: &Map<String, Value>) -> Result<(Vec<IpNet>, bool), String> {
     let status = pod.get("status").unwrap_or(&Value::Null);
     let reported = status["podIPs"].as_array().into_iter().flatten();
     let mut found: Vec<&str> = reported.filter_map(|one| one["ip"].as_str()).collect();
     if found.is_empty() {
-        let others = [
-            status["podIP"].as_str(),
-            annotation(pod, POD_IPS),
-            annotation(pod, POD_IP),
-            annotation(pod, AWS_POD_IPS),
-        ];
+        found.extend(status["podIP"].as_str().filter(|text| !text.is_empty()));
+    }
+    let reported = !found.is_empty();
+    if !reported {
+        let others = [annotation(pod, POD_IPS), annotation(pod, POD_IP), annotation(pod, AWS_POD_IPS)];
         let first = others.into_iter().flatten().find(|text| !text.is_empty());
         found = first.into_iter().flat_map(|text| text.split(',')).collect();
     }
-    found.into_iter().map(|text| address(text).ok_or_else(|| text.to_owned())).collect()
+    let read: Result<Vec<IpNet>, String> =
+        found.into_iter().map(|text| address(text).ok_or_else(|| text.to_owned())).collect();
+    Ok((read?, reported))
 }
 
 /// An address, with or without its full length.
@@ -280,6 +284,7 @@ mod tests {
             "kind": "WorkloadEndpoint",
             "metadata": {
                 "name": "node--a-k8s-my--pod-eth0", "namespace": "default", "uid": "u", "generateName": "my-",
+                "annotations": {(WorkloadEndpoint::UNREPORTED): "true"},
                 "labels": {
                     "app": "a",
                     "projectcalico.org/namespace": "default",
@@ -327,7 +332,12 @@ mod tests {
             (vec![(IP, json!("10.0.0.2/32")), (AWS, json!("10.0.0.3"))], vec!["10.0.0.2/32"]),
         ];
         for (changes, expected) in table {
-            assert_eq!(derived(&changes)["spec"]["ipNetworks"], json!(expected), "{changes:?}");
+            let endpoint = derived(&changes);
+            assert_eq!(endpoint["spec"]["ipNetworks"], json!(expected), "{changes:?}");
+            // Whoever may change the pod can write an annotation, and only the kubelet the status.
+            let is_reported = changes.iter().any(|(path, _)| path.starts_with("/status"));
+            let marked = endpoint["metadata"]["annotations"].get(WorkloadEndpoint::UNREPORTED).is_some();
+            assert_eq!(marked, !is_reported, "{changes:?}");
         }
     }
 

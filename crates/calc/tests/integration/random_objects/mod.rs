@@ -189,6 +189,29 @@ pub(crate) fn endpoint() -> impl Strategy<Value = Object> {
     )
 }
 
+/// An endpoint whose addresses the kubelet has reported, or only an annotation names.
+pub(crate) fn claim() -> impl Strategy<Value = Object> {
+    (endpoint(), any::<bool>()).prop_map(|((key, mut value), unreported)| {
+        if unreported {
+            value["metadata"]["annotations"] = json!({(WorkloadEndpoint::UNREPORTED): "true"});
+        }
+        (key, value)
+    })
+}
+
+/// A block that names pods.
+pub(crate) fn block_of_pods() -> impl Strategy<Value = Object> {
+    let pods = prop::collection::vec((name("ns", 2), name("p", 3)), 2);
+    (block(), pods).prop_map(|((key, mut value), pods)| {
+        let attributes = value["attributes"].as_array_mut().into_iter().flatten();
+        for (attribute, (namespace, pod)) in attributes.zip(pods) {
+            attribute["secondary"]["namespace"] = json!(namespace);
+            attribute["secondary"]["pod"] = json!(pod);
+        }
+        (key, value)
+    })
+}
+
 fn policy() -> impl Strategy<Value = Object> {
     let tier = select(vec!["default", "t0", "t1", "never-stored"]);
     let hook = weighted(0.2, select(vec!["applyOnForward", "preDNAT", "doNotTrack"]));

@@ -1,5 +1,6 @@
 //! The node's state computed from scratch, directly by the definition: no index, no memory.
 
+mod claims;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -256,7 +257,14 @@ fn subjects(objects: &Objects) -> Subjects {
             ..Default::default()
         };
         match Resource::read_what_can_be(key, value).0 {
-            Some(Resource::WorkloadEndpoint(endpoint)) => {
+            Some(Resource::WorkloadEndpoint(mut endpoint)) => {
+                if endpoint.is_unreported() {
+                    let WorkloadEndpointSpec { pod, node, ip_networks, .. } = &mut endpoint.spec;
+                    claims::retain(objects, key, pod, node, ip_networks);
+                    if ip_networks.is_empty() {
+                        continue;
+                    }
+                }
                 let account = &endpoint.spec.service_account_name;
                 let profiles = endpoint.spec.profiles.iter().filter_map(|name| profile(objects, name));
                 let labels = SubjectLabels {
