@@ -2,17 +2,22 @@
 //! the addresses of a pod, anybody who may annotate the pod could name others.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tortie_api::Key;
 use tortie_calc::Assigned;
+
+use crate::queue::Asker;
 
 /// What has changed since the thread has looked, by the key of the WorkloadEndpoint; none is for what a pod has lost.
 type Changes = BTreeMap<Key, Option<Assigned>>;
 
 /// The addresses and sandboxes that ADD has given to pods, and that DEL has not taken yet.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AssignedPods(Arc<Mutex<Inner>>);
+pub(crate) struct AssignedPods {
+    inner: Arc<Mutex<Inner>>,
+    thread: Arc<OnceLock<Asker>>,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -21,25 +26,32 @@ struct Inner {
 }
 
 impl AssignedPods {
-    /// ADD has given this to a pod, and publishes it next.
+    /// The thread that learns the changes.
+    pub(crate) fn tell(&self, thread: Asker) {
+        let _ = self.thread.set(thread); // There is one.
+    }
+
+    /// ADD has given this to a pod, and publishes it next. No change of the pod may follow, if an earlier agent has published the same.
     pub(crate) fn insert(&self, endpoint: Key, assigned: Assigned) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.containers.insert(endpoint.clone(), assigned.container_id.clone());
-        state.changes.insert(endpoint, Some(assigned));
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.containers.insert(endpoint.clone(), assigned.container_id.clone());
+        inner.changes.insert(endpoint, Some(assigned));
+        drop(inner);
+        self.thread.get().into_iter().for_each(Asker::assigned);
     }
 
     /// The sandbox has lost its addresses. A new sandbox of the pod keeps what it has.
     pub(crate) fn remove(&self, endpoint: &Key, container_id: &str) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.containers.get(endpoint).is_some_and(|known| known == container_id) {
-            state.containers.remove(endpoint);
-            state.changes.insert(endpoint.clone(), None);
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.containers.get(endpoint).is_some_and(|known| known == container_id) {
+            inner.containers.remove(endpoint);
+            inner.changes.insert(endpoint.clone(), None);
         }
     }
 
     /// The changes since the last call.
     pub(crate) fn take_changes(&self) -> Changes {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner).changes)
+        std::mem::take(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner).changes)
     }
 }
 

@@ -348,6 +348,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let assigned_pods = AssignedPods::default();
     let (batches, in_force) = plane::start(watched, assigned_pods.clone(), dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
+    assigned_pods.tell(batches.asker());
     progress.reach(Stage::ReadCluster);
     started.send_replace(Some(in_force.clone()));
     let asker = batches.asker();

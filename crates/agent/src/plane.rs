@@ -188,9 +188,12 @@ impl Plane {
                 self.resync();
                 resync_at = self.next_resync();
             }
-            let Some(Work { batch, questions, disturbed }) = inbox.take(Some(resync_at)) else { return };
+            let Some(Work { batch, questions, disturbed, assigned }) = inbox.take(Some(resync_at)) else {
+                return;
+            };
             let had_failed = self.report.retry;
-            if let Some(batch) = batch {
+            // Without a batch, what is assigned is the only change.
+            if let Some(batch) = batch.or_else(|| assigned.then(Batch::default)) {
                 self.ingest(batch);
             }
             questions.into_iter().for_each(|question| self.answer(question));
@@ -243,6 +246,7 @@ impl Plane {
         self.unavailable.keys().for_each(|kind| self.read.advance(*kind, Position(0)));
         // What is published is known here before.
         for (endpoint, assigned) in self.assigned_pods.take_changes() {
+            self.is_changed = true;
             self.calc.update_assigned(&endpoint, assigned);
         }
         for (key, value) in changes {

@@ -41,6 +41,8 @@ pub(crate) struct Work {
     pub(crate) questions: Vec<Question>,
     /// Somebody else has changed what the dataplane created.
     pub(crate) disturbed: bool,
+    /// A pod has got addresses from this agent, or lost them.
+    pub(crate) assigned: bool,
 }
 
 /// Creates the two ends of a queue.
@@ -70,6 +72,8 @@ struct State {
     pending: Pending,
     questions: Vec<Question>,
     disturbed: bool,
+    /// A pod has got addresses, or lost them.
+    assigned: bool,
     /// No more batches will arrive.
     closed: bool,
     /// The thread has ended.
@@ -141,6 +145,12 @@ impl Asker {
         answered.await.map_err(|_| Unanswered::NotReady)
     }
 
+    /// A pod has got addresses, or lost them: see [`crate::assigned`].
+    pub(crate) fn assigned(&self) {
+        self.0.lock().assigned = true;
+        self.0.arrived.notify_one();
+    }
+
     fn ask(&self, question: Question) -> Result<(), Unanswered> {
         let mut state = self.0.lock();
         if state.ended {
@@ -173,10 +183,12 @@ impl Inbox {
                 batch: state.pending.take(),
                 questions: mem::take(&mut state.questions),
                 disturbed: mem::take(&mut state.disturbed),
+                assigned: mem::take(&mut state.assigned),
             };
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let is_late = left.is_some_and(|left| left.is_zero());
-            if work.batch.is_some() || work.disturbed || !work.questions.is_empty() || is_late {
+            let is_called = work.disturbed || work.assigned;
+            if work.batch.is_some() || is_called || !work.questions.is_empty() || is_late {
                 self.0.taken.notify_one();
                 return Some(work);
             }

@@ -6,16 +6,18 @@
 //!
 //! * this node's agent has given it to the pod;
 //! * IPAM's block says that the pod has it. In a block, nothing else counts;
-//! * outside of all blocks, on other nodes: neither a Node nor a reported pod has it. It then is only a member of sets. The same
-//!   holds on this node if another plugin connects the pods, because it then leads to no route.
+//! * outside of all blocks, on other nodes: no Node, no HostEndpoint and no reported pod has it. It then is only a member of
+//!   sets. The same holds on this node if another plugin connects the pods, because it then leads to no route.
+//!
+//! A pod of a node that does not exist has no address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_api::Key;
 use tortie_api::calico::WorkloadEndpointSpec;
+use tortie_api::{Key, Kind};
 use tortie_policy::OwnLabels;
 
 use crate::{Calc, Finding};
@@ -55,6 +57,8 @@ pub struct Assigned {
 struct BlockPods {
     /// By block, in the order of the addresses: the hash of namespace and name. It is seeded, so nobody can look for pods of one hash.
     blocks: BTreeMap<IpNet, Box<[(IpAddr, u64)]>>,
+    /// The number of blocks of each prefix length.
+    lengths: BTreeMap<u8, usize>,
     seed: RandomState,
 }
 
@@ -79,15 +83,34 @@ enum BlockSays {
 }
 
 impl BlockPods {
+    fn put(&mut self, cidr: IpNet, pods: Option<Box<[(IpAddr, u64)]>>) {
+        let count = self.lengths.entry(cidr.prefix_len()).or_default();
+        let former = match pods {
+            Some(pods) => {
+                *count += 1;
+                self.blocks.insert(cidr, pods)
+            }
+            None => self.blocks.remove(&cidr),
+        };
+        *count -= usize::from(former.is_some());
+        if *count == 0 {
+            self.lengths.remove(&cidr.prefix_len());
+        }
+    }
+
     fn hash(&self, namespace: &str, pod: &str) -> u64 {
         self.seed.hash_one((namespace, pod))
     }
 
+    /// The pods of the smallest block that has the address.
+    fn block_of(&self, address: IpAddr) -> Option<&[(IpAddr, u64)]> {
+        let lengths = self.lengths.range(..=IpNet::from(address).prefix_len()).rev();
+        let mut nets = lengths.filter_map(|(length, _)| IpNet::new(address, *length).ok());
+        nets.find_map(|net| self.blocks.get(&net.trunc())).map(|pods| &**pods)
+    }
+
     fn say(&self, address: IpAddr, namespace: &str, pod: &str) -> BlockSays {
-        let mut before = self.blocks.range(..=IpNet::from(address)).rev();
-        let Some((_, pods)) = before.find(|(net, _)| net.contains(&address)) else {
-            return BlockSays::Nothing;
-        };
+        let Some(pods) = self.block_of(address) else { return BlockSays::Nothing };
         match pods.binary_search_by_key(&address, |(address, _)| *address) {
             Ok(index) if pods[index].1 == self.hash(namespace, pod) => BlockSays::Yes,
             Ok(_) => BlockSays::Another,
@@ -101,20 +124,24 @@ impl Claims {
     pub(crate) fn update_block(&mut self, cidr: IpNet, pods: Option<&[PodOfBlock]>) {
         let hashed = |pod: &PodOfBlock| (pod.address, self.blocks.hash(&pod.namespace, &pod.pod));
         let pods: Option<Box<[_]>> = pods.map(|pods| pods.iter().map(hashed).collect());
-        let is_same = self.blocks.blocks.get(&cidr) == pods.as_ref();
-        match pods {
-            Some(pods) => drop(self.blocks.blocks.insert(cidr, pods)),
-            None => drop(self.blocks.blocks.remove(&cidr)),
+        if self.blocks.blocks.get(&cidr) == pods.as_ref() {
+            return;
         }
-        if !is_same {
-            let touched = self.by_address.iter().filter(|(address, _)| cidr.contains(*address));
-            self.dirty.extend(touched.flat_map(|(_, keys)| keys.iter().cloned()));
-        }
+        self.blocks.put(cidr, pods);
+        let touched = self.by_address.range(cidr.network()..=cidr.broadcast());
+        self.dirty.extend(touched.flat_map(|(_, keys)| keys.iter().cloned()));
     }
 
-    /// Nodes have changed.
-    pub(crate) fn mark_all(&mut self) {
-        self.dirty.extend(self.endpoints.keys().cloned());
+    /// Something else has got this address, or lost it.
+    pub(crate) fn mark(&mut self, address: IpAddr) {
+        let claimed = self.by_address.get(&address);
+        self.dirty.extend(claimed.into_iter().flatten().cloned());
+    }
+
+    /// A node has come, or is gone.
+    pub(crate) fn mark_node(&mut self, name: &str) {
+        let of_node = self.endpoints.iter().filter(|(_, claim)| claim.spec.node == name);
+        self.dirty.extend(of_node.map(|(key, _)| key.clone()));
     }
 
     fn insert(&mut self, key: &Key, claim: Claim) {
@@ -142,7 +169,8 @@ impl Claims {
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         let claims = self.endpoints.is_empty() && self.by_address.is_empty() && self.dirty.is_empty();
-        claims && self.blocks.blocks.is_empty() && self.assigned.is_empty()
+        let blocks = self.blocks.blocks.is_empty() && self.blocks.lengths.is_empty();
+        claims && blocks && self.assigned.is_empty()
     }
 
     /// The addresses of other pods that endpoints of this node claim.
@@ -168,7 +196,7 @@ fn addresses(spec: &WorkloadEndpointSpec) -> impl Iterator<Item = IpAddr> {
 
 impl Calc {
     /// Notes what the agent of this node has given to a pod before it publishes the pod's WorkloadEndpoint, which has this key; none
-    /// when the pod loses it. The annotations of the pod say nothing else then.
+    /// when the pod loses it.
     pub fn update_assigned(&mut self, endpoint: &Key, assigned: Option<Assigned>) {
         match assigned {
             Some(assigned) => drop(self.claims.assigned.insert(endpoint.clone(), assigned)),
@@ -190,10 +218,7 @@ impl Calc {
         if !self.claims.by_address.is_empty() {
             let known = self.subjects.addresses_of(key);
             let given = endpoint.iter().flat_map(|(_, spec)| addresses(spec));
-            for address in known.into_iter().chain(given) {
-                let claimed = self.claims.by_address.get(&address);
-                self.claims.dirty.extend(claimed.into_iter().flatten().cloned());
-            }
+            known.into_iter().chain(given).for_each(|address| self.claims.mark(address));
         }
         match endpoint {
             Some((own, spec)) if unreported => {
@@ -228,6 +253,9 @@ impl Calc {
             let Some(claim) = self.claims.endpoints.get(&key) else { continue };
             let (mut spec, own, mut refuted) = (claim.spec.clone(), claim.own.clone(), BTreeMap::new());
             let is_local = spec.node == self.node;
+            if !is_local && !self.network.nodes().contains_key(&spec.node) {
+                spec.ip_networks.clear();
+            }
             let assigned = self.claims.assigned.get(&key).filter(|_| is_local);
             spec.ip_networks.retain(|net| {
                 let address = net.addr();
@@ -263,9 +291,10 @@ impl Calc {
         if claimed.is_empty() {
             return taken;
         }
-        for address in self.subjects.addresses_of_pods(|key| !self.claims.endpoints.contains_key(key)) {
-            if claimed.contains(&address) {
-                taken.insert(address, "another pod has");
+        for (key, address) in self.subjects.addresses_of_endpoints() {
+            if claimed.contains(&address) && !self.claims.endpoints.contains_key(&key.to_key()) {
+                let is_host = key.kind == Kind::HostEndpoint;
+                taken.insert(address, if is_host { "a HostEndpoint has" } else { "another pod has" });
             }
         }
         for node in self.network.nodes().values() {

@@ -21,6 +21,10 @@ pub(crate) struct SharedKey {
 }
 
 impl SharedKey {
+    pub(crate) fn to_key(&self) -> Key {
+        Key { kind: self.kind, namespace: self.namespace.to_string(), name: self.name.to_string() }
+    }
+
     pub(crate) fn borrowed(&self) -> KeyRef<'_> {
         KeyRef { kind: self.kind, namespace: &self.namespace, name: &self.name }
     }

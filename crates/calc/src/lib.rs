@@ -261,7 +261,12 @@ impl Calc {
             Some(node) if self.network.flannel => Some(network::translated(node, is_local, former)),
             node => node,
         };
-        self.claims.mark_all();
+        for address in former.into_iter().chain(&node).flat_map(Node::addresses) {
+            self.claims.mark(address);
+        }
+        if former.is_some() != node.is_some() {
+            self.claims.mark_node(name);
+        }
         // No peer `nodes` of a policy means a machine that is no Node.
         if !FlannelLeases::is_machine(name) {
             self.sets.update_node(former, node.as_ref(), &self.state);

@@ -108,6 +108,12 @@ impl Calc {
     }
 
     pub(crate) fn update_host(&mut self, key: &Key, host: Option<(OwnLabels, HostEndpointSpec)>) {
+        let given = host.iter().flat_map(|(_, spec)| spec.expected_ips.iter().copied());
+        self.subjects
+            .addresses_of(key)
+            .into_iter()
+            .chain(given)
+            .for_each(|address| self.claims.mark(address));
         let subject = host.map(|(own, spec)| self.subjects.host(key, own, spec, &self.node));
         self.update_subject(key, subject);
     }

@@ -150,18 +150,16 @@ impl Subjects {
         }
     }
 
-    /// The addresses of all pods with such keys.
-    pub(crate) fn addresses_of_pods(&self, is_meant: impl Fn(&Key) -> bool) -> impl Iterator<Item = IpAddr> {
-        let pods = self.table.numbers().filter_map(|no| self.get(no)).filter(|subject| subject.labels.is_pod);
-        let meant = pods.filter(move |Subject { key, .. }| {
-            is_meant(&Key::namespaced(key.kind, &*key.namespace, &*key.name))
-        });
-        meant
-            .flat_map(|subject| match &subject.what {
+    /// The addresses of all endpoints, of pods and of hosts.
+    pub(crate) fn addresses_of_endpoints(&self) -> impl Iterator<Item = (&SharedKey, IpAddr)> {
+        let all = self.table.numbers().filter_map(|no| self.get(no));
+        all.flat_map(|Subject { key, what, .. }| {
+            let addresses = match what {
                 What::Endpoint { addresses, .. } => &addresses[..],
                 What::NetworkSet(_) => &[],
-            })
-            .copied()
+            };
+            addresses.iter().map(move |address| (key, *address))
+        })
     }
 
     /// Reads an endpoint as a subject, which is not in the indexes yet.

@@ -218,7 +218,17 @@ impl Install {
             );
         }
         let values = self.values(decision.pool, decision.pool_v6);
+        let restricts_nodes = cluster::has_admission_policies(&cluster).await?;
+        if !restricts_nodes {
+            output::error_line(
+                "warning: this API server has no ValidatingAdmissionPolicy (Kubernetes 1.30 has), so the agent of one node can change the Nodes, \
+                 pods, addresses and reports of all nodes",
+            );
+        }
         for object in tortie_deploy::objects(&values) {
+            if !restricts_nodes && cluster::is_admission_policy(&object) {
+                continue;
+            }
             if found.group == CalicoGroup::Native && object["spec"]["group"] == CalicoGroup::Crd.name() {
                 // With these definitions, Calico would use that group after its next start, and find it empty.
                 output::line(&format!("{} skipped: Calico uses {}", name_of(&object), found.group));

@@ -1,7 +1,7 @@
 //! The manifests of an installation, from one source: `tortie install` applies [`objects`], and `cargo xtask manifests`
 //! writes [`files`] to `deploy/`.
 //!
-//! `deploy/rbac.yaml` and `deploy/crds` are inputs. Tests of other crates compare them with what agents and types need.
+//! `deploy/rbac.yaml`, `deploy/node-restriction.yaml` and `deploy/crds` are inputs. Tests of other crates compare them with what agents and types need.
 
 mod chart;
 mod cni;
@@ -30,6 +30,11 @@ pub const POOL_V6_NAME: &str = "default-ipv6-ippool";
 const REPORTS: &str = "nodereports";
 /// The namespace, service account and roles.
 const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
+
+/// The limits of what the agent of one node may write.
+const NODE_RESTRICTION: &str = include_str!("../../../deploy/node-restriction.yaml");
+/// The kind of these limits, which API servers before Kubernetes 1.30 do not have.
+pub const ADMISSION_POLICY: &str = "ValidatingAdmissionPolicy";
 
 /// A file of `deploy/crds`.
 macro_rules! definition {
@@ -117,6 +122,7 @@ fn reading(role: &Value) -> Value {
 #[must_use]
 pub fn objects(values: &Values) -> Vec<Value> {
     let mut objects = permissions(values.policy_only);
+    objects.extend(parsed(NODE_RESTRICTION));
     objects.extend(definitions());
     objects.extend(node::objects(values));
     objects
@@ -157,8 +163,11 @@ pub fn files() -> Vec<File> {
 
 fn kustomization() -> String {
     let crds = DEFINITIONS.iter().map(|(name, _)| format!("crds/{name}"));
-    let resources: Vec<String> =
-        ["rbac.yaml".to_owned()].into_iter().chain(crds).chain(["node.yaml".to_owned()]).collect();
+    let resources: Vec<String> = ["rbac.yaml".to_owned(), "node-restriction.yaml".to_owned()]
+        .into_iter()
+        .chain(crds)
+        .chain(["node.yaml".to_owned()])
+        .collect();
     to_yaml(&json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources,
     }))
@@ -184,7 +193,9 @@ mod tests {
         for (name, text) in DEFINITIONS {
             assert_eq!(from_yaml(text).unwrap().len(), 1, "{name}");
         }
-        assert_eq!(from_yaml(RBAC).unwrap().len(), RBAC.split("\n---\n").count());
+        for text in [RBAC, NODE_RESTRICTION] {
+            assert_eq!(from_yaml(text).unwrap().len(), text.split("\n---\n").count());
+        }
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
         let mut names: Vec<String> = std::fs::read_dir(folder)
             .unwrap()

@@ -246,6 +246,9 @@ impl World {
                     let is_taken =
                         |address: &IpAddr| reported.contains(address) || world.nodes_at.contains_key(address);
                     workload.addresses.retain(|address| !is_taken(address));
+                    if workload.addresses.is_empty() {
+                        continue;
+                    }
                 }
                 world.workloads.push(workload);
             }

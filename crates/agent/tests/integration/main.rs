@@ -8,6 +8,7 @@ mod common;
 mod control;
 mod kubernetes;
 mod lock;
+mod node_restriction;
 mod permissions;
 mod plane;
 mod pods;

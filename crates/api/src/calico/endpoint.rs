@@ -80,7 +80,7 @@ pub struct WorkloadEndpointPort {
 
 impl WorkloadEndpoint {
     /// The annotation of an endpoint that is derived from a Pod whose kubelet has not reported its addresses: they come from an annotation,
-    /// which whoever may change the pod can write. It is never stored.
+    /// which whoever may change the pod can write. Exports leave it out.
     pub const UNREPORTED: &str = "tortie.io/unreportedAddresses";
 
     /// Whether only an annotation of the pod names the addresses.

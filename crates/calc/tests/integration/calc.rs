@@ -143,7 +143,7 @@ fn any_history_of_claims_gives_the_addresses_computed_from_scratch() {
         (few || seen.len() < 2).then(|| format!("{seen:?}"))
     };
     // A node that may have an address of a pod.
-    let node = (1..3_u8, 1..6_u8).prop_map(|(number, address)| {
+    let node = (0..3_u8, 1..12_u8).prop_map(|(number, address)| {
         let status = json!({"addresses": [{"type": "InternalIP", "address": format!("10.0.0.{address}")}]});
         let name = format!("n{number}");
         (Key::global(Kind::Node, &name), json!({"metadata": {"name": name}, "status": status}))
@@ -152,7 +152,13 @@ fn any_history_of_claims_gives_the_addresses_computed_from_scratch() {
     let rule = json!({"action": "Allow", "source": {"selector": "all()", "namespaceSelector": "all()"}});
     let policy = json!({"metadata": {"name": "p", "namespace": "ns0"}, "spec": {"ingress": [rule]}});
     let policy = Just((Key::namespaced(Kind::NetworkPolicy, "ns0", "p"), policy));
-    let object = prop_oneof![8 => claim(), 4 => block_of_pods(), 3 => node, 1 => namespace(), 1 => policy];
+    let host = (1..6_u8).prop_map(|address| {
+        let spec =
+            json!({"node": "n1", "interfaceName": "eth0", "expectedIPs": [format!("10.0.0.{address}")]});
+        (Key::global(Kind::HostEndpoint, "h"), json!({"metadata": {"name": "h"}, "spec": spec}))
+    });
+    let object =
+        prop_oneof![8 => claim(), 4 => block_of_pods(), 4 => node, 1 => host, 1 => namespace(), 1 => policy];
     random.prove(&(steps(object), any::<u64>()), test, lacking).unwrap_or_else(|error| panic!("{error}"));
 }
 

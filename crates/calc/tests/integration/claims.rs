@@ -38,9 +38,14 @@ fn block(owners: &[(usize, &str)]) -> (Key, Value) {
     (Key::global(Kind::IpamBlock, "10.0.0.0/30"), value)
 }
 
-fn node(address: &str) -> (Key, Value) {
+fn node(name: &str, address: &str) -> (Key, Value) {
     let status = json!({"addresses": [{"type": "InternalIP", "address": address}]});
-    (Key::global(Kind::Node, "other"), json!({"metadata": {"name": "other"}, "status": status}))
+    (Key::global(Kind::Node, name), json!({"metadata": {"name": name}, "status": status}))
+}
+
+fn host(address: &str) -> (Key, Value) {
+    let spec = json!({"node": "other", "interfaceName": "eth0", "expectedIPs": [address]});
+    (Key::global(Kind::HostEndpoint, "h"), json!({"metadata": {"name": "h"}, "spec": spec}))
 }
 
 /// An open pod of this node that takes packets from the pod of each name.
@@ -93,7 +98,8 @@ fn an_annotated_address_counts_if_somebody_else_says_so() {
             false,
             false,
         ),
-        ("a Node has it", vec![pod("a", "NODE", victim, forged), node(victim)], false, false),
+        ("a Node has it", vec![pod("a", "NODE", victim, forged), node("third", victim)], false, false),
+        ("a HostEndpoint has it", vec![pod("a", "NODE", victim, forged), host(victim)], false, false),
         (
             "another pod claims it, too",
             vec![pod("a", "NODE", victim, forged), pod("v", "other", victim, forged)],
@@ -103,7 +109,8 @@ fn an_annotated_address_counts_if_somebody_else_says_so() {
     ] {
         for (of_pod, expected) in [("other", remote), ("own", local)] {
             let mut calc = Calc::new("own");
-            for (key, value) in server(&["a"]) {
+            let nodes = [node("own", "192.0.2.1"), node("other", "192.0.2.2")];
+            for (key, value) in server(&["a"]).into_iter().chain(nodes) {
                 calc.update(&key, Some(&value));
             }
             for (key, mut value) in objects.clone() {
@@ -118,6 +125,20 @@ fn an_annotated_address_counts_if_somebody_else_says_so() {
             assert_eq!(!members.is_empty(), expected, "{what}, on {of_pod}: {members:?}");
             assert_eq!(!of_a.is_empty(), expected && of_pod == "own", "{what}, on {of_pod}");
         }
+    }
+}
+
+#[test]
+fn a_pod_of_a_node_that_does_not_exist_has_no_annotated_address() {
+    let mut calc = Calc::new("own");
+    server(&["a"]).iter().for_each(|(key, value)| calc.update(key, Some(value)));
+    let (key, value) = pod("a", "other", "192.0.2.7", false);
+    calc.update(&key, Some(&value));
+    for exists in [false, true, false] {
+        let (key, value) = node("other", "192.0.2.1");
+        calc.update(&key, exists.then_some(&value));
+        calc.flush();
+        assert_eq!(!counted(calc.state(), "a").0.is_empty(), exists);
     }
 }
 
@@ -175,7 +196,7 @@ fn claims_to_addresses_of_others_are_named_on_their_own_node() {
     for (node_of_pod, others, expected) in [
         ("own", vec![block(&[(1, "b")])], Some("IPAM has given to another one")),
         ("own", vec![pod("v", "other", "10.0.0.1", true)], Some("another pod has")),
-        ("own", vec![node("10.0.0.1")], Some("is an address of a Node")),
+        ("own", vec![node("other", "10.0.0.1")], Some("is an address of a Node")),
         ("other", vec![block(&[(1, "b")])], None),
         // A moment later, the block has it.
         ("own", vec![block(&[])], None),

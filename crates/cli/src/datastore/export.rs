@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use serde_json::Value;
 use tempfile::NamedTempFile;
 use tortie_api::Kind;
+use tortie_api::calico::WorkloadEndpoint;
 use tortie_store::{Endpoints, is_locked};
 
 use super::document::{self, Exported};
@@ -74,11 +76,19 @@ pub(super) async fn read(store: &dyn Endpoints) -> anyhow::Result<Vec<Exported>>
         bar.inc(1);
         let items = list(store, kind).await.with_context(|| format!("reading {}", kind.plural()))?;
         let kept = items.into_iter().filter(|stored| is_kept(&stored.key, derives));
-        objects.extend(kept.map(|stored| Exported { key: stored.key, value: stored.value }));
+        objects.extend(kept.map(|stored| Exported { key: stored.key, value: as_stored(stored.value) }));
     }
     bar.finish_and_clear();
     objects.sort_by(|a, b| (a.key.kind.apply_order(), &a.key).cmp(&(b.key.kind.apply_order(), &b.key)));
     Ok(objects)
+}
+
+/// Without the mark of an endpoint whose kubelet has not reported its addresses: in another datastore, no kubelet would take it away.
+fn as_stored(mut value: Value) -> Value {
+    if let Some(Value::Object(annotations)) = value.pointer_mut("/metadata/annotations") {
+        annotations.remove(WorkloadEndpoint::UNREPORTED);
+    }
+    value
 }
 
 /// Writes a file that only its owner may read: policies tell an attacker a lot. A file that is not complete never has the name.
@@ -90,4 +100,20 @@ fn write(file: &Path, objects: &[Exported]) -> anyhow::Result<()> {
     partial.as_file().sync_all()?;
     partial.persist_noclobber(file).map_err(|error| error.error)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_mark_of_unreported_addresses_is_not_exported() {
+        let marked = json!({"metadata": {"annotations": {(WorkloadEndpoint::UNREPORTED): "true", "a": "b"}}});
+        assert_eq!(as_stored(marked), json!({"metadata": {"annotations": {"a": "b"}}}));
+        for other in [json!({"metadata": {"name": "x"}}), json!({}), json!(1)] {
+            assert_eq!(as_stored(other.clone()), other);
+        }
+    }
 }

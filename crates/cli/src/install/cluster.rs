@@ -43,6 +43,8 @@ pub(crate) fn path_of(object: &Value) -> anyhow::Result<String> {
         "Deployment" => "deployments",
         "CustomResourceDefinition" => "customresourcedefinitions",
         "DaemonSet" => "daemonsets",
+        "ValidatingAdmissionPolicy" => "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding" => "validatingadmissionpolicybindings",
         "IPPool" => "ippools",
         "FelixConfiguration" => "felixconfigurations",
         kind => bail!("{kind} is not part of an installation"),
@@ -75,6 +77,17 @@ pub(crate) async fn list(cluster: &Kubernetes, path: &str) -> Result<Vec<Value>,
     Ok(list.and_then(|list| list["items"].as_array().cloned()).unwrap_or_default())
 }
 
+/// Whether the API server has the kind that limits what the agent of one node may write.
+pub(crate) async fn has_admission_policies(cluster: &Kubernetes) -> Result<bool, ObjectError> {
+    let path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies?limit=1";
+    Ok(get(cluster, path).await?.is_some())
+}
+
+/// Whether an object is of this kind, or binds one.
+pub(crate) fn is_admission_policy(object: &Value) -> bool {
+    object["kind"].as_str().is_some_and(|kind| kind.starts_with(tortie_deploy::ADMISSION_POLICY))
+}
+
 /// Whether `tortie install` applies this object.
 pub(crate) fn is_managed(object: &Value) -> bool {
     let managers = object["metadata"]["managedFields"].as_array().into_iter().flatten();
@@ -95,6 +108,8 @@ mod tests {
             "/api/v1/namespaces/tortie-system",
             "/api/v1/namespaces/tortie-system/configmaps/tortie-config",
             "/apis/apps/v1/namespaces/tortie-system/daemonsets/tortie-node",
+            "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/tortie-node",
+            "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/tortie-node",
             "/apis/rbac.authorization.k8s.io/v1/clusterroles/tortie-node",
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/nodereports.tortie.io",
         ] {

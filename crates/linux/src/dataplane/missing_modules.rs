@@ -30,6 +30,8 @@ impl MissingModules {
         });
         let lacks = |feature| self.0.contains(&feature);
         for chain in change.new_chains() {
+            let is_fib = |expr: &Expr| matches!(expr, Expr::Fib { .. });
+            chain.rules.retain(|rule| !lacks(Feature::Fib) || !rule.exprs.iter().any(is_fib));
             for rule in &mut chain.rules {
                 rule.exprs.retain(|expr| match expr {
                     Expr::Log { .. } => !lacks(Feature::Log),
@@ -90,7 +92,9 @@ impl MissingModules {
 fn message_without(feature: Feature) -> Option<&'static str> {
     match feature {
         Feature::Log => Some("rules with the action Log log nothing; verdicts are not affected"),
-        Feature::Counter => Some("rules count no packets; verdicts are not affected"),
+        Feature::Counter => Some(
+            "rules count no packets, and nobody reports that other machines send with the addresses of pods; verdicts are not affected",
+        ),
         Feature::Reject => Some("what would be rejected is dropped without a word to its sender"),
         Feature::Masquerade => Some(
             "natOutgoing is not in force: packets of pods leave the pools with the pods' addresses; and the node's own packets into tunnels may have an address to which no answer comes",
@@ -98,7 +102,7 @@ fn message_without(feature: Feature) -> Option<&'static str> {
         Feature::DestinationNat => Some("hostPorts are not in force: connections to them reach no pod"),
         Feature::Fib => Some(
             "natOutgoing and hostPorts are not in force: packets of pods leave the pools with the pods' addresses, and \
-             connections to hostPorts reach no pod",
+             connections to hostPorts reach no pod; and other machines can send with the addresses of the node's pods (policy decision 49)",
         ),
         _ => None,
     }
@@ -206,11 +210,20 @@ mod tests {
             true
         });
         let no_nat = without(&|name, _| name != "nat-outgoing");
-        let cases: [(&'static [&'static str], &Table, &[&str]); 4] = [
+        let no_fib = without(&|name, chain| {
+            chain.rules.retain(|rule| !rule.exprs.iter().any(|expr| matches!(expr, Expr::Fib { .. })));
+            name != "nat-outgoing"
+        });
+        let no_counter = without(&|_, chain| {
+            chain.rules.iter_mut().for_each(|rule| rule.exprs.retain(|expr| *expr != Expr::Counter));
+            true
+        });
+        let cases: [(&'static [&'static str], &Table, &[&str]); 5] = [
+            (&["counter"], &no_counter, &["lacks nft_counter: rules count no packets, and nobody reports"]),
             (&["log"], &no_log, &["lacks nft_log and nfnetlink_log: rules with the action Log log nothing"]),
             (&["reject"], &silent, &["lacks nft_reject_inet: what would be rejected is dropped"]),
             (&["masq"], &no_nat, &["nft_masq, nft_chain_nat and nf_nat: natOutgoing is not in force"]),
-            (&["fib"], &no_nat, &["lacks nft_fib_inet: natOutgoing and hostPorts are not in force"]),
+            (&["fib"], &no_fib, &["lacks nft_fib_inet: natOutgoing and hostPorts are not in force"]),
         ];
         for (names, expected, messages) in cases {
             let [(report, table), (after, repaired)] = on_kernel_without(names);

@@ -220,20 +220,26 @@ fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     rules
 }
 
-/// Drops packets with the address of a pod of this node that did not come from a pod's interface. Packets from pods have left the chain
-/// before. If another plugin connects the pods, their packets may come by interfaces that they share.
+/// Drops packets with the address of a pod of this node that did not come from a pod's interface, although the route to the pod leads there.
+/// Packets from pods have left the chain before. If another plugin connects the pods, or has connected some, their packets may
+/// come by interfaces that they share.
 fn foreign_pod_sources(config: &Config, node: &NodeState) -> Vec<Rule> {
     let is_dropped = node.settings.pod_sources_from_outside == PodSourcesFromOutside::Drop;
     if config.policy_only.is_some() || !is_dropped {
         return Vec::new();
     }
-    let rule = |family| {
+    let rule = |family, prefix: &String| {
         let mut exprs = Test::Family(family).exprs();
-        let address = load_address(PacketEnd::Source, family);
-        exprs.extend([address, in_set(local_pods(family).0, false), goto(FROM_OUTSIDE)]);
+        exprs.extend([load_address(PacketEnd::Source, family), in_set(local_pods(family).0, false)]);
+        // `fib saddr oifname`.
+        exprs.push(Expr::Fib { register: 0, result: 2, flags: 1 });
+        let prefix = prefix.as_bytes().to_vec();
+        exprs.extend([Expr::Cmp { register: 0, op: CmpOp::Equal, value: prefix }, goto(FROM_OUTSIDE)]);
         Rule::new(exprs, "a pod's address from outside")
     };
-    vec![rule(Family::V4), rule(Family::V6)]
+    let prefixes = config.pod_prefixes();
+    let rules = prefixes.iter().flat_map(|prefix| [rule(Family::V4, prefix), rule(Family::V6, prefix)]);
+    rules.collect()
 }
 
 /// The action for what pods' policy allows to the node itself.

@@ -137,7 +137,9 @@ impl PolicyTable {
             self.missing_modules = MissingModules(missing_modules);
         }
         self.adopt(state)?;
-        self.from_outside.look(&mut self.nft, &self.config.table);
+        if self.config.policy_only.is_none() {
+            self.from_outside.look(&mut self.nft, &self.config.table);
+        }
         // A foreign base chain in Tortie's table may drop packets even without rules, as long as it exists.
         Ok(self.clear_garbage()?)
     }

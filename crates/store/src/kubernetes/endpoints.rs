@@ -147,7 +147,13 @@ fn addresses(pod: &Map<String, Value>) -> Result<(Vec<IpNet>, bool), String> {
     }
     let read: Result<Vec<IpNet>, String> =
         found.into_iter().map(|text| address(text).ok_or_else(|| text.to_owned())).collect();
-    Ok((read?, reported))
+    let read = read?;
+    // Each plugin gives one address of each family. Whoever writes more has something else in mind.
+    let is_plain = |is_ipv4: bool| read.iter().filter(|net| net.addr().is_ipv4() == is_ipv4).count() <= 1;
+    match reported || is_plain(true) && is_plain(false) {
+        true => Ok((read, reported)),
+        false => Err(format!("{} addresses in an annotation, of one family more than one", read.len())),
+    }
 }
 
 /// An address, with or without its full length.

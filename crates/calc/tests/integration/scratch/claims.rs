@@ -10,6 +10,9 @@ use super::{NODE, Objects};
 
 /// Keeps the addresses that count. Nothing is assigned by this node's agent.
 pub(crate) fn retain(objects: &Objects, key: &Key, pod: &str, node: &str, addresses: &mut Vec<IpNet>) {
+    if node != NODE && !objects.contains_key(&Key::global(Kind::Node, node)) {
+        addresses.clear();
+    }
     addresses.retain(|net| {
         let address = net.addr();
         match block_of(objects, address) {
@@ -30,13 +33,14 @@ fn block_of(objects: &Objects, address: IpAddr) -> Option<Block> {
     blocks.find(|block| block.cidr.contains(&address))
 }
 
-/// Whether a Node or a reported pod has it.
+/// Whether a Node, a HostEndpoint or a reported pod has it.
 fn is_taken(objects: &Objects, address: IpAddr) -> bool {
     objects.iter().any(|(key, value)| match Resource::read_what_can_be(key, value).0 {
         Some(Resource::Node(node)) => node.addresses().contains(&address),
         Some(Resource::WorkloadEndpoint(other)) => {
             !other.is_unreported() && other.spec.ip_networks.iter().any(|net| net.addr() == address)
         }
+        Some(Resource::HostEndpoint(host)) => host.spec.expected_ips.contains(&address),
         _ => false,
     })
 }

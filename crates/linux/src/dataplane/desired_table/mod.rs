@@ -265,7 +265,9 @@ impl DesiredTable {
             if let Some(old) = &old {
                 self.give_host_ports_up(id, old, change);
                 old.put_addresses(false, change);
-                self.count_addresses(old, false, change);
+                if around.recognised.is_none() {
+                    self.count_addresses(old, false, change);
+                }
                 if let Some(interface) = &old.interface {
                     remove(&mut self.interfaces, interface, id);
                     affected.interfaces.insert(interface.clone());
@@ -278,7 +280,9 @@ impl DesiredTable {
                 let host_ports = self.take_host_ports(id, endpoint, change);
                 let programs = self.acquire_programs(&programs, &mut affected);
                 let pod = Pod { interface, addresses, host_ports, programs };
-                self.count_addresses(&pod, true, change);
+                if around.recognised.is_none() {
+                    self.count_addresses(&pod, true, change);
+                }
                 if let Some(interface) = &pod.interface {
                     affected.interfaces.insert(interface.clone());
                     self.interfaces.entry(interface.clone()).or_default().insert(id.clone());

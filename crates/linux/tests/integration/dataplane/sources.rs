@@ -216,3 +216,36 @@ fn packets_from_outside_with_the_address_of_a_local_pod_are_dropped() {
         assert_eq!(send(), without_local(), "it is a pod's again");
     }
 }
+
+/// Another plugin may have connected a pod before, and its packets come by an interface of that plugin.
+#[test]
+fn packets_of_a_pod_without_an_interface_of_tortie_pass() {
+    let ([mut node, outside], [pod, _other]) = node_with_two_pods();
+    let address = Ipv4Addr::new(10, 65, 1, 9);
+    let id = EndpointId { pod: "earlier".into(), ..pod.id() };
+    let endpoint = Endpoint::clone(&node.state.endpoints[&pod.id()]);
+    let endpoint =
+        Endpoint { host_interface: "cali-none".into(), addresses: vec![address.into()], ..endpoint };
+    node.change(|state| drop(state.endpoints.insert(id, endpoint.into())));
+    let route = |namespace: &NetNs, to: IpAddr, router: Option<IpAddr>| {
+        let add = || {
+            sysctl::ensure("net/ipv4/conf/eth0/rp_filter", "0").unwrap();
+            let link = interface_index("eth0").unwrap();
+            let route = match router {
+                Some(router) => Route::via(to.into(), router, link, 4),
+                None => Route::on_link(to.into(), link, 4),
+            };
+            RouteSocket::open().unwrap().change(&Change::AddRoute(route)).unwrap();
+        };
+        namespace.run(add).unwrap();
+    };
+    route(&outside.namespace, pod.address.into(), Some(node_address(1).into()));
+    // The other plugin's route to its pod.
+    route(&node.namespace, address.into(), None);
+    let receivers = [&pod.namespace, &node.namespace].map(receiver);
+    let socket = sender(&outside.namespace, address);
+    for (receiver, to) in receivers.iter().zip([pod.address, node_address(1)]) {
+        socket.send_to(b"last", (to, 7000)).unwrap();
+        assert_eq!(received(receiver), ["last"], "to {to}");
+    }
+}

@@ -97,13 +97,31 @@ fn the_chart_has_the_objects_of_an_installation_with_the_same_choices() {
     assert_eq!(digests.len(), 7);
 }
 
+/// An API server that does not have a kind refuses the whole chart.
+#[test]
+fn the_chart_restricts_nodes_where_the_api_server_can() {
+    if !can_run(&[Program::Helm]) {
+        return;
+    }
+    for (version, restricts) in [("1.29.9", false), ("1.30.0", true), ("v1.33.1-eks-1234", true)] {
+        let rendered = render_for(version, &json!({}));
+        assert_eq!(rendered.contains("kind: ValidatingAdmissionPolicy"), restricts, "{version}");
+    }
+}
+
 /// Renders the chart as `helm install --create-namespace` would.
 fn render(values: &Value) -> String {
+    render_for("1.36.0", values)
+}
+
+/// The same for an API server of this version.
+fn render_for(version: &str, values: &Value) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.yaml");
     std::fs::write(&file, values.to_string()).unwrap();
     let mut helm = Command::new(Program::Helm.find().unwrap());
-    helm.args(["template", "tortie", CHART, "--namespace", NAMESPACE, "--include-crds", "--values"])
+    helm.args(["template", "tortie", CHART, "--namespace", NAMESPACE, "--include-crds"])
+        .args(["--kube-version", version, "--values"])
         .arg(&file);
     succeeded(at_home(&mut helm, folder.path()).output().unwrap())
 }
