@@ -5,7 +5,7 @@
 //! reports the addresses, each of them needs another witness:
 //!
 //! * this node's agent has given it to the pod;
-//! * IPAM's block says that the pod has it. In a block, nothing else counts;
+//! * IPAM's block says that the pod has it, on its node. In a block, nothing else counts;
 //! * outside of all blocks, on other nodes: no Node, no HostEndpoint and no reported pod has it. It then is only a member of
 //!   sets. The same holds on this node if another plugin connects the pods, because it then leads to no route.
 //!
@@ -55,7 +55,7 @@ pub struct Assigned {
 /// The pods to which IPAM has given addresses.
 #[derive(Default)]
 struct BlockPods {
-    /// By block, in the order of the addresses: the hash of namespace and name. It is seeded, so nobody can look for pods of one hash.
+    /// By block, in the order of the addresses: the hash of node, namespace and name. It is seeded, so nobody can look for pods of one hash.
     blocks: BTreeMap<IpNet, Box<[(IpAddr, u64)]>>,
     /// The number of blocks of each prefix length.
     lengths: BTreeMap<u8, usize>,
@@ -66,6 +66,7 @@ struct BlockPods {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodOfBlock {
     pub(crate) address: IpAddr,
+    pub(crate) node: String,
     pub(crate) namespace: String,
     pub(crate) pod: String,
 }
@@ -98,8 +99,8 @@ impl BlockPods {
         }
     }
 
-    fn hash(&self, namespace: &str, pod: &str) -> u64 {
-        self.seed.hash_one((namespace, pod))
+    fn hash(&self, node: &str, namespace: &str, pod: &str) -> u64 {
+        self.seed.hash_one((node, namespace, pod))
     }
 
     /// The pods of the smallest block that has the address.
@@ -109,10 +110,10 @@ impl BlockPods {
         nets.find_map(|net| self.blocks.get(&net.trunc())).map(|pods| &**pods)
     }
 
-    fn say(&self, address: IpAddr, namespace: &str, pod: &str) -> BlockSays {
+    fn say(&self, address: IpAddr, namespace: &str, spec: &WorkloadEndpointSpec) -> BlockSays {
         let Some(pods) = self.block_of(address) else { return BlockSays::Nothing };
         match pods.binary_search_by_key(&address, |(address, _)| *address) {
-            Ok(index) if pods[index].1 == self.hash(namespace, pod) => BlockSays::Yes,
+            Ok(index) if pods[index].1 == self.hash(&spec.node, namespace, &spec.pod) => BlockSays::Yes,
             Ok(_) => BlockSays::Another,
             Err(_) => BlockSays::Free,
         }
@@ -122,7 +123,7 @@ impl BlockPods {
 impl Claims {
     /// Notes the pods of a block, in the order of their addresses; none if the block does not exist.
     pub(crate) fn update_block(&mut self, cidr: IpNet, pods: Option<&[PodOfBlock]>) {
-        let hashed = |pod: &PodOfBlock| (pod.address, self.blocks.hash(&pod.namespace, &pod.pod));
+        let hashed = |pod: &PodOfBlock| (pod.address, self.blocks.hash(&pod.node, &pod.namespace, &pod.pod));
         let pods: Option<Box<[_]>> = pods.map(|pods| pods.iter().map(hashed).collect());
         if self.blocks.blocks.get(&cidr) == pods.as_ref() {
             return;
@@ -259,7 +260,7 @@ impl Calc {
             let assigned = self.claims.assigned.get(&key).filter(|_| is_local);
             spec.ip_networks.retain(|net| {
                 let address = net.addr();
-                let by_other = match self.claims.blocks.say(address, &key.namespace, &claim.spec.pod) {
+                let by_other = match self.claims.blocks.say(address, &key.namespace, &claim.spec) {
                     _ if assigned.is_some_and(|assigned| assigned.addresses.contains(&address)) => {
                         return true;
                     }
@@ -283,7 +284,7 @@ impl Calc {
     fn taken_addresses(&self, endpoints: &BTreeSet<Key>) -> HashMap<IpAddr, &'static str> {
         let claims = endpoints.iter().filter_map(|key| Some((key, self.claims.endpoints.get(key)?)));
         let outside = claims.flat_map(|(key, Claim { spec, .. })| {
-            let says = |address: &IpAddr| self.claims.blocks.say(*address, &key.namespace, &spec.pod);
+            let says = |address: &IpAddr| self.claims.blocks.say(*address, &key.namespace, spec);
             addresses(spec).filter(move |address| says(address) == BlockSays::Nothing)
         });
         let claimed: HashSet<IpAddr> = outside.collect();

@@ -165,8 +165,8 @@ fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
 fn pods_of(block: &Block) -> Vec<PodOfBlock> {
     let pods = block.allocated().map(|(address, attribute)| {
         let owner = |name| attribute.owner.as_ref()?.get(name).cloned();
-        let (namespace, pod) = (owner("namespace").unwrap_or_default(), owner("pod").unwrap_or_default());
-        PodOfBlock { address, namespace, pod }
+        let [node, namespace, pod] = ["node", "namespace", "pod"].map(|name| owner(name).unwrap_or_default());
+        PodOfBlock { address, node, namespace, pod }
     });
     pods.collect()
 }

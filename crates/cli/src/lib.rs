@@ -43,6 +43,7 @@ mod lab;
 mod lint;
 #[cfg(any(windows, test))]
 mod log_file;
+mod log_limit;
 mod manifests;
 mod matrix;
 mod modify;
@@ -83,6 +84,7 @@ use std::process::ExitCode;
 use apply::Expects;
 use clap::{CommandFactory, Parser, Subcommand};
 pub use lab::Lab;
+use log_limit::Limited;
 pub use port::tcp as tcp_port;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
@@ -305,7 +307,7 @@ pub fn log(default: &str) {
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     // Log files have no colours.
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Limited::new(std::io::stderr));
     log.with_target(false).with_ansi(coloured).init();
 }
 
@@ -319,7 +321,7 @@ fn changeable_log(default: &str) -> tortie_agent::LogLevel {
 fn changeable_log_to(default: &str, place: BoxMakeWriter, coloured: bool) -> tortie_agent::LogLevel {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(place);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Limited::new(place));
     let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
     let handle = log.reload_handle();
     log.init();

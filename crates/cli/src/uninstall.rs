@@ -19,7 +19,9 @@ use tortie_store::kubernetes::{CalicoGroup, Kubernetes};
 use tortie_store::{Store, StoreError, Stored};
 
 use crate::install::INTERVAL;
-use crate::install::cluster::{ClusterArguments, MANAGER, get, list, name_of, path_of};
+use crate::install::cluster::{
+    ClusterArguments, MANAGER, get, has_admission_policies, is_admission_policy, list, name_of, path_of,
+};
 use crate::install::rollout::Rollout;
 use crate::output;
 
@@ -74,7 +76,8 @@ impl Uninstall {
             .into_iter()
             .rev()
             .partition(|object| object["kind"] == "CustomResourceDefinition");
-        for object in &others {
+        let restricts_nodes = has_admission_policies(&cluster).await?;
+        for object in others.iter().filter(|object| restricts_nodes || !is_admission_policy(object)) {
             delete(&cluster, object).await?;
         }
         // The controllers, which keep deleted pools while they are in use, have no permissions any more.

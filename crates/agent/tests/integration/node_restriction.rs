@@ -95,7 +95,7 @@ fn list(objects: &[Value]) -> String {
 }
 
 fn named(text: &str) -> String {
-    text.replace(['.', '/'], "-")
+    text.replace(['.', '/', ':'], "-")
 }
 
 fn affinity(group: CalicoGroup, node: &str, cidr: &str, state: &str) -> Value {
@@ -119,7 +119,8 @@ fn block(group: CalicoGroup, cidr: &str, owner: Option<&str>, pods: &[&str]) -> 
             }),
         })
         .collect();
-    let size = 1 << (32 - cidr.parse::<ipnet::Ipv4Net>().unwrap().prefix_len());
+    let net: ipnet::IpNet = cidr.parse().unwrap();
+    let size = 1 << (net.max_prefix_len() - net.prefix_len());
     let allocations: Vec<Value> =
         (0..size).map(|index| if index < pods.len() { json!(index) } else { Value::Null }).collect();
     let unallocated: Vec<usize> = (pods.len()..size).collect();
@@ -131,6 +132,11 @@ fn block(group: CalicoGroup, cidr: &str, owner: Option<&str>, pods: &[&str]) -> 
         spec["affinity"] = json!(format!("host:{owner}"));
     }
     json!({"apiVersion": group.api_version(), "kind": "IPAMBlock", "metadata": {"name": named(cidr)}, "spec": spec})
+}
+
+fn renamed(mut object: Value, name: &str) -> Value {
+    object["metadata"]["name"] = json!(name);
+    object
 }
 
 /// Asks as the agent of node `own`.
@@ -174,6 +180,8 @@ fn an_agent_changes_its_own_node_and_pods_only() {
             let what = |field: &str| format!("{field} of the {kind} of {node}");
             let annotation = json!({"metadata": {"annotations": {"a": "b"}}});
             expect(&what("an annotation"), patch(kind, node, &annotation), is_own);
+            let finalizer = json!({"metadata": {"finalizers": ["example.org/stay"]}});
+            expect(&what("a finalizer"), patch(kind, node, &finalizer), false);
             let label = json!({"metadata": {"labels": {"app": "trusted"}}});
             expect(&what("a label"), patch(kind, node, &label), false);
             let status = match kind {
@@ -227,6 +235,26 @@ fn changes_its_own_addresses(group: CalicoGroup) {
     ] {
         expect(what, write(&servers, "replace", &object), allowed);
     }
+    // The owners stay in the list of attributes.
+    let two = block("10.0.0.4/30", Some("other"), &["other"]);
+    let with = |path: &str, value: Value| {
+        let mut changed = two.clone();
+        *changed.pointer_mut(path).unwrap() = value;
+        changed
+    };
+    for (what, object) in [
+        ("another's address without its owner", with("/spec/allocations/0", Value::Null)),
+        ("another's address twice", with("/spec/allocations/1", json!(0))),
+        ("an owner that does not exist", with("/spec/allocations/1", json!(7))),
+        ("fewer addresses", with("/spec/allocations", json!([0]))),
+        ("another pod with the same handle", with("/spec/attributes/0/secondary/pod", json!("thief"))),
+        ("another's block that is marked as deleted", with("/spec/deleted", json!(true))),
+    ] {
+        expect(what, write(&servers, "replace", &object), false);
+    }
+    let mut marked = affinity("other", "10.0.0.0/26", "pendingDeletion");
+    marked["spec"]["type"] = json!("virtual");
+    expect("another's affinity of another type", write(&servers, "replace", &marked), false);
     let mut other = affinity("other", "10.0.0.0/26", "confirmed");
     other["spec"]["node"] = json!("own");
     expect("the name of another's affinity for itself", write(&servers, "replace", &other), false);
@@ -234,6 +262,19 @@ fn changes_its_own_addresses(group: CalicoGroup) {
         ("a block of its own", block("10.0.9.0/30", Some("own"), &[]), true),
         ("a block of its own with a pod of another", block("10.0.9.4/30", Some("own"), &["other"]), false),
         ("a block of another", block("10.0.9.8/30", Some("other"), &[]), false),
+        ("another's block by another name", renamed(block("10.0.0.4/30", Some("own"), &[]), "evil"), false),
+        (
+            "the name of another's affinity",
+            renamed(affinity("own", "10.0.9.64/26", "pending"), "other-10-0-9-64-26"),
+            false,
+        ),
+        ("a block of IPv6", block("fd00:10:244::40/122", Some("own"), &["own"]), true),
+        ("a full block of 256 addresses", block("10.1.0.0/24", Some("own"), &["own"; 256]), true),
+        (
+            "a large block with a pod of another",
+            block("10.2.0.0/20", Some("own"), &[&["own"; 4_000][..], &["other"]].concat()),
+            false,
+        ),
         ("an affinity of its own", affinity("own", "10.0.9.0/26", "pending"), true),
         ("an affinity of another", affinity("other", "10.0.9.0/26", "pending"), false),
     ] {

@@ -24,11 +24,16 @@ fn pod(name: &str, node: &str, address: &str, reported: bool) -> (Key, Value) {
 
 /// A block of four addresses with the owners of some of them.
 fn block(owners: &[(usize, &str)]) -> (Key, Value) {
+    block_of("NODE", owners)
+}
+
+/// The same with pods of this node.
+fn block_of(node: &str, owners: &[(usize, &str)]) -> (Key, Value) {
     let mut allocations = vec![json!(null); 4];
     owners.iter().enumerate().for_each(|(index, (offset, _))| allocations[*offset] = json!(index));
     let attributes: Vec<Value> = owners
         .iter()
-        .map(|(_, pod)| json!({"handle_id": pod, "secondary": {"namespace": "n", "pod": pod, "node": "other"}}))
+        .map(|(_, pod)| json!({"handle_id": pod, "secondary": {"namespace": "n", "pod": pod, "node": node}}))
         .collect();
     let unallocated: Vec<usize> = (0..4).filter(|offset| allocations[*offset].is_null()).collect();
     let value = json!({
@@ -84,6 +89,12 @@ fn an_annotated_address_counts_if_somebody_else_says_so() {
             false,
             false,
         ),
+        (
+            "IPAM gave it to a pod of this name on another node",
+            vec![block_of("third", &[(1, "a")]), pod("a", "NODE", victim, forged)],
+            false,
+            false,
+        ),
         ("IPAM gave it to nobody", vec![block(&[(2, "a")]), pod("a", "NODE", victim, forged)], false, false),
         (
             "the block has other addresses",
@@ -115,9 +126,7 @@ fn an_annotated_address_counts_if_somebody_else_says_so() {
             }
             for (key, mut value) in objects.clone() {
                 let name = key.name.replace("NODE", of_pod);
-                if value["spec"]["node"] == "NODE" {
-                    value["spec"]["node"] = json!(of_pod);
-                }
+                value = serde_json::from_str(&value.to_string().replace("NODE", of_pod)).unwrap();
                 calc.update(&Key { name, ..key }, Some(&value));
                 calc.flush();
             }

@@ -77,10 +77,11 @@ pub(crate) async fn list(cluster: &Kubernetes, path: &str) -> Result<Vec<Value>,
     Ok(list.and_then(|list| list["items"].as_array().cloned()).unwrap_or_default())
 }
 
-/// Whether the API server has the kind that limits what the agent of one node may write.
+/// Whether the API server has the kind that limits what the agent of one node may write. Everybody may ask which kinds there are.
 pub(crate) async fn has_admission_policies(cluster: &Kubernetes) -> Result<bool, ObjectError> {
-    let path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies?limit=1";
-    Ok(get(cluster, path).await?.is_some())
+    let kinds = get(cluster, "/apis/admissionregistration.k8s.io/v1").await?.unwrap_or_default();
+    let mut kinds = kinds["resources"].as_array().into_iter().flatten();
+    Ok(kinds.any(|kind| kind["kind"] == tortie_deploy::ADMISSION_POLICY))
 }
 
 /// Whether an object is of this kind, or binds one.

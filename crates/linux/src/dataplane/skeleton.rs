@@ -6,7 +6,7 @@
 //! input-from ─── from a pod ─▶ from-workload …
 //! input ──────── from a pod ─▶ the action for packets to the node itself
 //! ```
-//! `forward-from` and `input-from` drop packets from elsewhere that have the address of a pod of this node.
+//! Before all of them, `anybody` drops packets from elsewhere that have the address of a pod of this node.
 //! [`untracked_overlay`] has the chains before connection tracking for the overlay's own packets.
 //! [`host_skeleton`](super::host_skeleton) has the chains for the node's other interfaces, if there are host endpoints.
 //!
@@ -42,7 +42,7 @@ use super::packet_kinds::{
 use super::packet_test::{PacketEnd, Test, in_set, load_address, load_address_to};
 use super::sets::{Family, set};
 use super::slots::{Slot, Stage};
-use super::untracked_overlay;
+use super::untracked_overlay::{self, RAW};
 
 const FORWARD_FROM: &str = "forward-from";
 const FORWARD_TO: &str = "forward-to";
@@ -52,6 +52,8 @@ pub(super) const FROM_WORKLOAD: &str = "from-workload";
 pub(super) const TO_WORKLOAD: &str = "to-workload";
 const NEVER_FROM_WORKLOAD: &str = "from-workload-never";
 const BGP_FROM_WORKLOAD: &str = "from-workload-bgp";
+/// All packets, before connection tracking.
+const ANYBODY: &str = "anybody";
 /// Packets with the address of a local pod that did not come from a pod. Its only rule counts and drops them.
 pub(super) const FROM_OUTSIDE: &str = "pod-address-from-outside";
 /// The addresses that may come from a pod's interface.
@@ -88,9 +90,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
     let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
     let hosts = |chain| (!node.host_endpoints.is_empty()).then(|| Rule::new(vec![goto(chain)], ""));
-    let forward_from =
-        of_pods(config, input, FROM_WORKLOAD).into_iter().chain(foreign_pod_sources(config, node));
-    let forward_from = forward_from.chain(hosts(HOST_FORWARD_IN));
+    let forward_from = of_pods(config, input, FROM_WORKLOAD).into_iter().chain(hosts(HOST_FORWARD_IN));
     let forward_to = of_pods(config, output, TO_WORKLOAD).into_iter().chain(hosts(HOST_FORWARD_OUT));
     let chains = [
         (FORWARD_FROM, base(Hook::Forward, FROM_PRIORITY), forward_from.collect()),
@@ -111,6 +111,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     let named = |(name, base, rules): (&str, _, _)| (name.to_owned(), Chain { base, rules });
     let chains = chains.map(named).into_iter().chain(host_skeleton::chains(config, node));
     let chains = chains.chain(untracked_overlay::chains(node));
+    let chains = chains.chain(from_elsewhere(config, node).map(|chain| (ANYBODY.to_owned(), chain)));
     let slots_of_hosts = if node.host_endpoints.is_empty() { &[][..] } else { &Slot::OF_HOSTS };
     let slots = || Slot::OF_PODS.iter().chain(slots_of_hosts);
     let programs = slots().map(|slot| (slot.maps().0, SetSpec::number_map(&[Field::Interface])));
@@ -136,7 +137,7 @@ pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
 
 /// Whether a chain or a set can exist without endpoints.
 pub(super) fn is_of_skeleton(name: &str) -> bool {
-    let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
+    let base = [ANYBODY, FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
     let chains =
         [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, BGP_FROM_WORKLOAD, FROM_OUTSIDE, TO_WORKLOAD, CLOSED_CHAIN];
     let sets = [
@@ -216,18 +217,19 @@ fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     rules.extend(has_ipip(node).then(ipip_guard));
     rules.extend(are_pods(config, MetaKey::InputInterface).into_iter().map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
-    rules.extend(foreign_pod_sources(config, node));
     rules
 }
 
-/// Drops packets with the address of a pod of this node that did not come from a pod's interface, although the route to the pod leads there.
-/// Packets from pods have left the chain before. If another plugin connects the pods, or has connected some, their packets may
-/// come by interfaces that they share.
-fn foreign_pod_sources(config: &Config, node: &NodeState) -> Vec<Rule> {
+/// Before anything else: drops packets with the address of a pod of this node that did not come from a pod's interface, although the route to
+/// the pod leads there. If another plugin connects the pods, or has connected some, their packets may come by interfaces that
+/// they share. Older kernels can look for a route only here (`nft_fib_validate` of Linux before 6.10).
+fn from_elsewhere(config: &Config, node: &NodeState) -> Option<Chain> {
     let is_dropped = node.settings.pod_sources_from_outside == PodSourcesFromOutside::Drop;
     if config.policy_only.is_some() || !is_dropped {
-        return Vec::new();
+        return None;
     }
+    let pods = are_pods(config, MetaKey::InputInterface).into_iter();
+    let of_pods = pods.map(|pod| Rule::new([pod, vec![Expr::Verdict(Verdict::Accept)]].concat(), ""));
     let rule = |family, prefix: &String| {
         let mut exprs = Test::Family(family).exprs();
         exprs.extend([load_address(PacketEnd::Source, family), in_set(local_pods(family).0, false)]);
@@ -238,8 +240,9 @@ fn foreign_pod_sources(config: &Config, node: &NodeState) -> Vec<Rule> {
         Rule::new(exprs, "a pod's address from outside")
     };
     let prefixes = config.pod_prefixes();
-    let rules = prefixes.iter().flat_map(|prefix| [rule(Family::V4, prefix), rule(Family::V6, prefix)]);
-    rules.collect()
+    let others = prefixes.iter().flat_map(|prefix| [rule(Family::V4, prefix), rule(Family::V6, prefix)]);
+    let base = BaseChain { kind: ChainKind::Filter, hook: Hook::Prerouting, priority: RAW, drop: false };
+    Some(Chain { base: Some(base), rules: of_pods.chain(others).collect() })
 }
 
 /// The action for what pods' policy allows to the node itself.

@@ -21,6 +21,7 @@ pub(crate) fn retain(objects: &Objects, key: &Key, pod: &str, node: &str, addres
                 given == address
                     && owner("namespace").as_ref() == Some(&key.namespace)
                     && owner("pod").as_deref() == Some(pod)
+                    && owner("node").as_deref() == Some(node)
             }),
             None => node != NODE && !is_taken(objects, address),
         }
