@@ -40,7 +40,7 @@ struct Window {
 
 /// What happens to a message.
 #[derive(Debug, PartialEq, Eq)]
-enum Decision {
+enum Passage {
     Write,
     /// It is the first one of a window. So many of the last one were left out.
     WriteAfter(u64),
@@ -56,21 +56,21 @@ impl<M> Limited<M> {
 }
 
 impl Windows {
-    fn decide(&mut self, place: Identifier, now: Instant) -> Decision {
+    fn judge(&mut self, place: Identifier, now: Instant) -> Passage {
         let window = self.0.entry(place).or_insert(Window { began: now, messages: 0 });
         let before = window.messages;
         if now.saturating_duration_since(window.began) >= WINDOW {
             *window = Window { began: now, messages: 1 };
             return match before.saturating_sub(LIMIT) {
-                0 => Decision::Write,
-                left_out => Decision::WriteAfter(left_out),
+                0 => Passage::Write,
+                left_out => Passage::WriteAfter(left_out),
             };
         }
         window.messages += 1;
         match before {
-            0..LIMIT => Decision::Write,
-            LIMIT => Decision::Announce,
-            _ => Decision::LeaveOut,
+            0..LIMIT => Passage::Write,
+            LIMIT => Passage::Announce,
+            _ => Passage::LeaveOut,
         }
     }
 }
@@ -86,28 +86,28 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Limited<M> {
         if *meta.level() > Level::INFO {
             return Message::Written(self.inner.make_writer_for(meta));
         }
-        let decision = {
+        let passage = {
             let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-            windows.decide(meta.callsite(), Instant::now())
+            windows.judge(meta.callsite(), Instant::now())
         };
         let (place, seconds) = (meta.target(), WINDOW.as_secs());
         let note = |text: String| {
             // Nobody hears about a log that cannot be written.
             let _ = self.inner.make_writer_for(meta).write_all(text.as_bytes());
         };
-        match decision {
-            Decision::Write => {}
-            Decision::WriteAfter(left_out) => {
+        match passage {
+            Passage::Write => {}
+            Passage::WriteAfter(left_out) => {
                 note(format!("{place}: {left_out} messages like the next one were left out\n"));
             }
-            Decision::Announce => note(format!(
+            Passage::Announce => note(format!(
                 "{place}: more than {LIMIT} messages like the last one in {seconds} s; further ones are left out for a moment\n"
             )),
-            Decision::LeaveOut => {}
+            Passage::LeaveOut => {}
         }
-        match decision {
-            Decision::Write | Decision::WriteAfter(_) => Message::Written(self.inner.make_writer_for(meta)),
-            Decision::Announce | Decision::LeaveOut => Message::LeftOut,
+        match passage {
+            Passage::Write | Passage::WriteAfter(_) => Message::Written(self.inner.make_writer_for(meta)),
+            Passage::Announce | Passage::LeaveOut => Message::LeftOut,
         }
     }
 }
@@ -174,14 +174,14 @@ mod tests {
     fn the_next_window_says_how_many_were_left_out() {
         let (mut windows, start) = (Windows::default(), Instant::now());
         let place = tracing::info_span!("any").metadata().unwrap().callsite();
-        let mut decide = |seconds: u64| windows.decide(place.clone(), start + Duration::from_secs(seconds));
+        let mut judge = |seconds: u64| windows.judge(place.clone(), start + Duration::from_secs(seconds));
         for _ in 0..LIMIT {
-            assert_eq!(decide(0), Decision::Write);
+            assert_eq!(judge(0), Passage::Write);
         }
-        assert_eq!(decide(9), Decision::Announce);
-        assert_eq!(decide(9), Decision::LeaveOut);
-        assert_eq!(decide(10), Decision::WriteAfter(2));
-        assert_eq!(decide(10), Decision::Write);
-        assert_eq!(decide(25), Decision::Write, "nothing was left out");
+        assert_eq!(judge(9), Passage::Announce);
+        assert_eq!(judge(9), Passage::LeaveOut);
+        assert_eq!(judge(10), Passage::WriteAfter(2));
+        assert_eq!(judge(10), Passage::Write);
+        assert_eq!(judge(25), Passage::Write, "nothing was left out");
     }
 }
