@@ -1,5 +1,5 @@
-//! What the agent has given to its pods, as the dataplane's thread learns it before the datastore has it: until the kubelet reports
-//! the addresses of a pod, anybody who may annotate the pod could name others.
+//! The addresses and sandboxes that the agent has given to its pods. The dataplane's thread learns them before the datastore has
+//! them: until the kubelet reports the addresses of a pod, anybody who may annotate the pod could name others.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -9,7 +9,7 @@ use tortie_calc::Assigned;
 
 use crate::queue::Asker;
 
-/// What has changed since the thread has looked, by the key of the WorkloadEndpoint; none is for what a pod has lost.
+/// The changes since the thread has looked, by the key of the WorkloadEndpoint; none if a pod has lost its addresses.
 type Changes = BTreeMap<Key, Option<Assigned>>;
 
 /// The addresses and sandboxes that ADD has given to pods, and that DEL has not taken yet.

@@ -244,7 +244,7 @@ impl Plane {
         }
         // What is stored of such a kind, and not known here, is not in force.
         self.unavailable.keys().for_each(|kind| self.read.advance(*kind, Position(0)));
-        // What is published is known here before.
+        // An ADD records an address before it publishes it.
         for (endpoint, assigned) in self.assigned_pods.take_changes() {
             self.is_changed = true;
             self.calc.update_assigned(&endpoint, assigned);

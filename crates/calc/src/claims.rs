@@ -28,7 +28,7 @@ pub(crate) struct Claims {
     endpoints: BTreeMap<Key, Claim>,
     /// The endpoints that claim each address.
     by_address: BTreeMap<IpAddr, BTreeSet<Key>>,
-    /// What the agent of this node has given to its pods.
+    /// The pods that the agent of this node has connected.
     assigned: HashMap<Key, Assigned>,
     blocks: BlockPods,
     /// The endpoints that are to be judged again.
@@ -43,7 +43,7 @@ struct Claim {
     refuted: BTreeMap<IpAddr, &'static str>,
 }
 
-/// What an agent has given to a pod of its own node.
+/// The sandbox and the addresses that an agent has given to a pod of its own node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assigned {
     /// The sandbox.
@@ -71,7 +71,7 @@ pub(crate) struct PodOfBlock {
     pub(crate) pod: String,
 }
 
-/// What a block says of an address.
+/// The answer of IPAM's blocks to the claim of a pod.
 #[derive(PartialEq)]
 enum BlockSays {
     /// No block has it.
@@ -215,7 +215,7 @@ impl Calc {
         endpoint: Option<(OwnLabels, WorkloadEndpointSpec)>,
         unreported: bool,
     ) {
-        // Whether a claim counts may depend on the addresses that this endpoint has, or had.
+        // A claim may depend on the addresses that this endpoint has, or had.
         if !self.claims.by_address.is_empty() {
             let known = self.subjects.addresses_of(key);
             let given = endpoint.iter().flat_map(|(_, spec)| addresses(spec));

@@ -38,7 +38,7 @@ struct Window {
     messages: u64,
 }
 
-/// What happens to a message.
+/// The treatment of one message.
 #[derive(Debug, PartialEq, Eq)]
 enum Passage {
     Write,

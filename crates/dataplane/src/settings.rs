@@ -29,7 +29,7 @@ pub struct Settings {
     pub bgp_ports: BTreeSet<u16>,
     /// What happens to packets from pods to these ports of nodes, before policy.
     pub bgp_from_pods: BgpFromPods,
-    /// What happens to packets from other machines with the address of a pod of the node, on Linux (policy decision 49).
+    /// The action for packets from other machines with the address of a pod of the node, on Linux (policy decision 49).
     pub pod_sources_from_outside: PodSourcesFromOutside,
     /// The MTU of the overlay and of new pods, in bytes, on Linux; none for that of the node's interface less VXLAN's 50 bytes.
     pub vxlan_mtu: Option<u32>,

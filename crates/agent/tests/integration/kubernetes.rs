@@ -204,7 +204,7 @@ async fn annotations_of_a_tenant_move_no_addresses() {
     assert_eq!(addresses_of("victim"), of_victim);
     assert_eq!([addresses_of("thief"), addresses_of("inventor")], [None, None]);
 
-    // What IPAM gives to it counts, whatever stood there before.
+    // Its address from IPAM counts, whatever stood there before.
     let pod = store.get(&pod_key("thief")).await.unwrap().unwrap();
     let uid = pod.value["metadata"]["uid"].as_str().unwrap().to_owned();
     let own = bed.call(call(&bed, Command::Add, ("c2", "thief", &uid))).await.unwrap().unwrap();

@@ -61,7 +61,7 @@ pub struct FelixConfigurationSpec {
     /// the annotation [`FelixConfiguration::BGP_FROM_PODS`].
     #[serde(skip)]
     pub bgp_from_pods: Option<BgpFromPods>,
-    /// What happens to packets from other machines with the address of a pod of the node (policy decision 49), from the annotation
+    /// The action for packets from other machines with the address of a pod of the node (policy decision 49), from the annotation
     /// [`FelixConfiguration::POD_SOURCES_FROM_OUTSIDE`].
     #[serde(skip)]
     pub pod_sources_from_outside: Option<PodSourcesFromOutside>,
@@ -92,7 +92,7 @@ pub enum BgpFromPods {
     Allow,
 }
 
-/// What happens to packets that come from another machine and have the source address of a pod of the node, on Linux.
+/// The action for packets that come from another machine and have the source address of a pod of the node, on Linux.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PodSourcesFromOutside {
     /// They are dropped: policy would take their sender for the pod.
