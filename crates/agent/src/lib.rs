@@ -9,6 +9,7 @@ mod assigned;
 mod bandwidth;
 mod barrier;
 mod bgp;
+mod boot_id;
 mod cluster_network;
 mod cni_config;
 pub mod control;
@@ -22,6 +23,7 @@ mod flannel;
 mod flannel_etcd;
 mod flannel_networks;
 mod health;
+mod holding;
 mod http_server;
 mod labels;
 mod local;
@@ -42,6 +44,7 @@ mod queue;
 mod reconfigure;
 mod report;
 mod runtime_config;
+mod saved_state;
 mod server;
 mod shared_ends;
 mod tunnels;
@@ -74,16 +77,18 @@ use control_server::Answers;
 pub use default_pool::DefaultPool;
 use flannel_etcd::LeaseKeeper;
 use health::{Progress, Stage};
+use holding::Holding;
 use http_server::{Paths, Sources};
 use local::Listener;
 use locks::Locks;
 use metrics::{Measured, Metrics};
 use node::Prepared;
 pub use node_address::{AddressMethod, AddressMethods};
-use plane::InForce;
+use plane::{Across, InForce};
 use pods::Pods;
 pub use policy_only::PolicyOnly;
 pub use reconfigure::Reconfiguring;
+use saved_state::Saver;
 pub use tortie_flannel::FlannelEtcd;
 pub use tortie_windows::{AdapterSelector, Host, HostRoutes, SavedReport, StaticRules};
 use unsupported::{PlainRoutes, Watched};
@@ -131,6 +136,9 @@ pub struct Extras {
     pub flannel_etcd: Option<FlannelEtcd>,
     /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,
+    /// The file where the agent saves the node's state, if it does. An agent that starts and finds no policy on a Linux node reads it, and
+    /// closes the pods to which policy applied until the datastore answers.
+    pub saved_state: Option<PathBuf>,
     /// How the node's own addresses are found.
     pub address_methods: AddressMethods,
     /// Reads and changes the log level at run time, for operators.
@@ -224,7 +232,7 @@ impl Platform {
             os: self.os().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             heartbeat_seconds: report::HEARTBEAT.as_secs(),
-            boot_id: report::boot_id(),
+            boot_id: boot_id::boot_id(),
             static_rules,
             ..NodeStatus::default()
         }
@@ -292,6 +300,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
     let _lock = server::lock(&cni_socket).await.map_err(|error| {
         AgentError::system(format!("the lock of the socket {}", cni_socket.display()), error)
     })?;
+    let across = hold(&platform, &extras)?;
     let (metrics, progress) = (Arc::new(Metrics::new()), Arc::new(Progress::default()));
     let (started, in_force) = watch::channel(None);
     let taken = watch::Sender::default();
@@ -346,7 +355,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         .with_leases(keeper.is_some())
         .with_policy_only(extras.policy_only.is_some());
     let assigned_pods = AssignedPods::default();
-    let (batches, in_force) = plane::start(watched, assigned_pods.clone(), dataplane)
+    let (batches, in_force) = plane::start(watched, assigned_pods.clone(), dataplane, across)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     assigned_pods.tell(batches.asker());
     progress.reach(Stage::ReadCluster);
@@ -451,6 +460,24 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         None => progress.reach(Stage::Serve),
     }
     Err(parts.ended().await)
+}
+
+/// For a process that cannot run the agent, for instance because the credentials of the datastore are missing: if the node has no
+/// policy, closes the pods to which policy applied ([`Extras::saved_state`]). They stay closed when it has ended.
+pub fn leave_closed(platform: &Platform, extras: &Extras) {
+    if let Err(error) = hold(platform, extras) {
+        tracing::error!(%error, "cannot see whether the node has policy");
+    }
+}
+
+/// Closes the pods to which policy applied if the node has none now, before anything waits for the datastore.
+fn hold(platform: &Platform, extras: &Extras) -> Result<Across, AgentError> {
+    let Some(path) = &extras.saved_state else { return Ok(Across::default()) };
+    let Some(hold) = node::open_hold(platform, extras)? else { return Ok(Across::default()) };
+    let holding = saved_state::read(path).map(|saved| Holding::start(hold, saved)).transpose();
+    let holding =
+        holding.map_err(|error| AgentError::system("starting the thread that keeps pods closed", error))?;
+    Ok(Across { holding, saver: Some(Saver::new(path.clone())) })
 }
 
 /// How pools without encapsulation get routes.

@@ -10,7 +10,7 @@ use tortie_api::calico::FelixConfiguration;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
-use tortie_dataplane::{Dataplane, PodWiring};
+use tortie_dataplane::{Dataplane, Hold, PodWiring};
 use tortie_hcn::{Feature, Hcn, HcnExt as _};
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
@@ -127,6 +127,20 @@ pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
     }
 }
 
+/// Opens what keeps pods closed while the node's state is unknown. A Windows node has nothing like that: HNS keeps the ACLs of its
+/// endpoints.
+pub(crate) fn open_hold(platform: &Platform, extras: &Extras) -> Result<Option<Box<dyn Hold>>, AgentError> {
+    match platform {
+        #[cfg(target_os = "linux")]
+        Platform::Linux => {
+            let hold = tortie_linux::dataplane::Hold::open(linux_config(extras));
+            let hold = hold.map_err(|error| AgentError::system("opening the dataplane", error))?;
+            Ok(Some(Box::new(hold)))
+        }
+        Platform::Windows { .. } | Platform::Other { .. } => Ok(None),
+    }
+}
+
 /// Sets up the node's tunnel end and announces it.
 pub(crate) async fn prepare(
     store: &dyn Endpoints,
@@ -138,7 +152,7 @@ pub(crate) async fn prepare(
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => match &extras.policy_only {
-            Some(policy_only) => open_linux(policy_only_config(policy_only), None),
+            Some(_) => open_linux(linux_config(extras), None),
             None => prepare_linux(store, ipam, node, extras).await,
         },
         Platform::Windows { hcn, static_rules, host, services, network } => {
@@ -170,18 +184,19 @@ async fn prepare_linux(
 ) -> Result<Prepared, AgentError> {
     let (announced, keeper) = Announced::on_linux(store, ipam, node, extras).await?;
     let families = announced.families();
-    let prepared = open_linux(tortie_linux::dataplane::Config::default(), Some(announced))?;
+    let prepared = open_linux(linux_config(extras), Some(announced))?;
     let wiring = prepared.wiring.clone();
     let ipam_source =
         families.map(|families| IpamSource::Flannel(families, Box::new(move || wiring.has_ipv6())));
     Ok(Prepared { ipam_source, keeper, ..prepared })
 }
 
-/// The dataplane for pods that another plugin connects.
+/// The configuration of the dataplane, also for pods that another plugin connects.
 #[cfg(target_os = "linux")]
-fn policy_only_config(policy_only: &PolicyOnly) -> tortie_linux::dataplane::Config {
-    let PolicyOnly { prefixes, results } = policy_only.clone();
-    let policy_only = Some(tortie_linux::dataplane::PolicyOnly { prefixes, results });
+fn linux_config(extras: &Extras) -> tortie_linux::dataplane::Config {
+    let policy_only = extras.policy_only.clone();
+    let policy_only = policy_only
+        .map(|PolicyOnly { prefixes, results }| tortie_linux::dataplane::PolicyOnly { prefixes, results });
     tortie_linux::dataplane::Config { policy_only, ..Default::default() }
 }
 

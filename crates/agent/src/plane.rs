@@ -8,18 +8,22 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
-use tortie_api::{Kind, Position, Positions};
+use tortie_api::{Key, Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Dataplane, Delta, EndpointId, Reason, Report};
 use tortie_flannel::LeaseSnapshot;
+use tortie_policy::ALL_NODES;
+use tortie_policy::program::PolicyKind;
 use tortie_store::StoreError;
 use tortie_store::backoff::{Backoff, random_seed};
 
 use crate::assigned::AssignedPods;
 use crate::control::ShownEndpoint;
+use crate::holding::Holding;
 use crate::missing_leases::MissingLeases;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
+use crate::saved_state::Saver;
 use crate::shared_ends::shared_ends;
 use crate::unsupported::{Unsupported, Watched, out_of_reach};
 use crate::{flannel, flannel_etcd};
@@ -89,14 +93,24 @@ pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
     )
 }
 
+/// What lasts from one agent of the node to the next.
+#[derive(Default)]
+pub(crate) struct Across {
+    /// Keeps pods closed until the first call of the dataplane.
+    pub(crate) holding: Option<Holding>,
+    /// Saves the state for the next agent.
+    pub(crate) saver: Option<Saver>,
+}
+
 /// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
 pub(crate) fn start(
     watched: Watched,
     assigned_pods: AssignedPods,
     dataplane: Box<dyn Dataplane>,
+    across: Across,
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
     let (batches, inbox) = queue();
-    let in_force = start_with(watched, assigned_pods, dataplane, inbox)?;
+    let in_force = start_with(watched, assigned_pods, dataplane, across, inbox)?;
     Ok((batches, in_force))
 }
 
@@ -104,6 +118,7 @@ fn start_with(
     watched: Watched,
     assigned_pods: AssignedPods,
     mut dataplane: Box<dyn Dataplane>,
+    across: Across,
     inbox: Inbox,
 ) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
     dataplane.watch(Box::new(inbox.disturb()));
@@ -121,6 +136,7 @@ fn start_with(
         watched,
         assigned_pods,
         dataplane,
+        across,
         publish,
         read,
         is_changed: true,
@@ -148,6 +164,7 @@ struct Plane {
     watched: Watched,
     assigned_pods: AssignedPods,
     dataplane: Box<dyn Dataplane>,
+    across: Across,
     publish: watch::Sender<Arc<InForce>>,
     /// The positions of what calc has.
     read: Positions,
@@ -268,6 +285,11 @@ impl Plane {
             if deltas.iter().any(is_of_tunnels) {
                 self.shared_ends = shared_ends(self.calc.state());
             }
+            if deltas.iter().any(is_saved) {
+                self.save();
+            }
+            // The table of policy has one owner.
+            self.across.holding = None;
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
         self.publish_in_force();
@@ -300,9 +322,19 @@ impl Plane {
         }
     }
 
+    /// Saves the state for the next agent, before it is in force.
+    fn save(&mut self) {
+        if let Some(saver) = &mut self.across.saver {
+            saver.save(self.calc.state());
+        }
+    }
+
     fn resync(&mut self) {
         let span = tracing::debug_span!("resync");
         let _entered = span.enter();
+        if self.across.saver.as_ref().is_some_and(|saver| saver.problem().is_some()) {
+            self.save();
+        }
         self.report = self.dataplane.resync(self.calc.state());
         self.publish_in_force();
     }
@@ -387,6 +419,11 @@ impl Plane {
         all.extend(flannel::unreachable(self.watched.node(), shared.collect()));
         all.extend(flannel_etcd::conditions(self.watched.node(), &self.leases));
         all.extend(self.missing_leases.conditions());
+        all.extend(self.across.saver.as_ref().and_then(Saver::problem).map(|problem| Unsupported {
+            object: Key::global(Kind::Node, self.watched.node()),
+            reason: Reason::StateNotSaved,
+            message: problem.to_owned(),
+        }));
         all
     }
 
@@ -414,194 +451,25 @@ fn is_of_tunnels(delta: &Delta) -> bool {
     matches!(delta, Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(..))
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use serde_json::{Value, json};
-    use tortie_api::{Key, Position};
-    use tortie_dataplane::{Delta, NodeState, ShowError, Shown};
-
-    use super::*;
-    use crate::queue::bounded;
-
-    /// A dataplane whose calls of `apply` wait for a token.
-    struct Stuck {
-        entered: mpsc::Sender<()>,
-        tokens: mpsc::Receiver<()>,
-    }
-
-    impl Dataplane for Stuck {
-        fn apply(&mut self, _: &NodeState, _: &[Delta]) -> Report {
-            let _ = self.entered.send(());
-            let _ = self.tokens.recv();
-            Report::default()
+/// Whether the saved state may change. It has no policies, and no sets except for that of all nodes.
+fn is_saved(delta: &Delta) -> bool {
+    match delta {
+        Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } => *id == *ALL_NODES,
+        Delta::Policy(id, _) => id.kind == PolicyKind::Profile,
+        Delta::Service(..) | Delta::ServiceRemoved(_) | Delta::SetRemoved(_) | Delta::PolicyRemoved(_) => {
+            false
         }
-
-        fn resync(&mut self, _: &NodeState) -> Report {
-            Report::default()
-        }
-
-        fn show(&mut self, _: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {
-            Err(ShowError::NoEndpoint(endpoint.to_string()))
-        }
-    }
-
-    fn at(position: u64) -> Positions {
-        [(Kind::Namespace, Position(position))].into_iter().collect()
-    }
-
-    fn batch(position: u64, name: &str, value: Option<Value>) -> Batch {
-        let changes = [(Key::global(Kind::Namespace, name), value)].into();
-        Batch { changes, positions: at(position), ..Batch::default() }
-    }
-
-    /// Updates that nobody takes cost no more memory than the objects, and the position waits for them.
-    #[tokio::test]
-    async fn a_stuck_dataplane_does_not_fill_the_memory() {
-        const LIMIT: usize = 1 << 20;
-        let (batches, inbox) = bounded(LIMIT);
-        let (entered, is_stuck) = mpsc::channel();
-        let (open, tokens) = mpsc::channel();
-        let waiting = inbox.waiting_of();
-        let mut in_force = start_with(
-            Watched::new("node"),
-            AssignedPods::default(),
-            Box::new(Stuck { entered, tokens }),
-            inbox,
-        )
-        .unwrap();
-        batches.send(batch(1, "first", Some(json!({"metadata": {"name": "first"}}))));
-        is_stuck.recv().unwrap();
-
-        let large = || Some(json!({"metadata": {"name": "large", "annotations": {"a": "x".repeat(80_000)}}}));
-        for position in 2..=3_001 {
-            assert!(batches.wait_for_room().await);
-            batches.send(batch(position, "large", large()));
-        }
-        let (objects, bytes) = waiting();
-        assert!(objects == 1 && bytes < 100_000, "{objects} objects, {bytes} bytes");
-
-        let mut position = 3_001;
-        while futures::FutureExt::now_or_never(batches.wait_for_room()).is_some() {
-            position += 1;
-            batches.send(batch(position, &format!("n{position}"), large()));
-        }
-        let (objects, bytes) = waiting();
-        assert!((LIMIT..LIMIT + 100_000).contains(&bytes), "{objects} objects, {bytes} bytes");
-        assert!(in_force.borrow().given.is_empty(), "nothing counts as given before it is in force");
-
-        (0..2).for_each(|_| open.send(()).unwrap());
-        assert!(batches.wait_for_room().await);
-        let now = in_force.wait_for(|now| now.given == at(position)).await.unwrap();
-        assert_eq!(now.positions, at(position));
-    }
-
-    /// Half a cluster may allow too much.
-    #[tokio::test]
-    async fn nothing_is_applied_before_the_last_part_of_the_snapshot() {
-        let (batches, inbox) = bounded(1 << 20);
-        let (entered, applied) = mpsc::channel();
-        let (open, tokens) = mpsc::channel();
-        drop(open);
-        let waiting = inbox.waiting_of();
-        let mut in_force = start_with(
-            Watched::new("node"),
-            AssignedPods::default(),
-            Box::new(Stuck { entered, tokens }),
-            inbox,
-        )
-        .unwrap();
-        let named = |name: &str| Some(json!({"metadata": {"name": name}}));
-        for position in 1..=100 {
-            let part = batch(position, &format!("n{position}"), named("n"));
-            batches.send(Batch { more_follows: true, ..part });
-            while waiting().0 > 0 {
-                tokio::task::yield_now().await;
-            }
-        }
-        assert!(applied.try_recv().is_err() && in_force.borrow().given.is_empty());
-        // What cannot be read is known before.
-        let refused = StoreError::Forbidden("no".to_owned());
-        let absent = StoreError::KindAbsent(Kind::Tier);
-        let unavailable = [(Kind::Tier, Some(absent)), (Kind::NetworkPolicy, Some(refused.clone()))].into();
-        batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
-        let now = in_force.wait_for(|now| !now.blocking().is_empty()).await.unwrap().clone();
-        assert_eq!(now.blocking(), [forbidden(Kind::NetworkPolicy, &refused)]);
-        let unavailable = [(Kind::NetworkPolicy, None), (Kind::Tier, None)].into();
-        batches.send(Batch { unavailable, more_follows: true, ..Batch::default() });
-        in_force.wait_for(|now| now.blocking().is_empty()).await.unwrap();
-        batches.send(Batch { positions: at(101), ..Batch::default() });
-        in_force.wait_for(|now| now.given.reach(&at(101)) && !now.given.is_empty()).await.unwrap();
-        assert_eq!(applied.try_iter().count(), 1);
-    }
-
-    /// A datastore may be locked because it is filled, so half of its objects may be missing.
-    #[tokio::test]
-    async fn nothing_is_applied_while_the_datastore_is_locked() {
-        let (batches, inbox) = bounded(1 << 20);
-        let (entered, applied) = mpsc::channel();
-        let (open, tokens) = mpsc::channel();
-        drop(open);
-        let waiting = inbox.waiting_of();
-        let mut in_force = start_with(
-            Watched::new("node"),
-            AssignedPods::default(),
-            Box::new(Stuck { entered, tokens }),
-            inbox,
-        )
-        .unwrap();
-        let lock = |position, ready: bool| {
-            let key = Key::global(Kind::ClusterInformation, "default");
-            let changes = [(key, Some(json!({"spec": {"datastoreReady": ready}})))].into();
-            Batch { changes, positions: at(position), ..Batch::default() }
-        };
-        let taken = async || {
-            while waiting().0 > 0 {
-                tokio::task::yield_now().await;
-            }
-        };
-        for round in [0, 10] {
-            batches.send(lock(round + 1, false));
-            let now = in_force.wait_for(|now| now.lock.is_some()).await.unwrap().clone();
-            assert_eq!(now.blocking().len(), 1, "{:?}", now.blocking());
-            let before = now.given.clone();
-            batches.send(batch(round + 2, "first", Some(json!({"metadata": {"name": "first"}}))));
-            taken().await;
-            batches.send(Batch { positions: at(round + 3), ..Batch::default() });
-            taken().await;
-            assert_eq!((applied.try_iter().count(), &in_force.borrow().given), (0, &before));
-            batches.send(lock(round + 4, true));
-            let now = in_force.wait_for(|now| now.given == at(round + 4)).await.unwrap().clone();
-            assert_eq!((now.blocking(), now.positions.clone()), (vec![], at(round + 4)));
-            assert_eq!(applied.try_iter().count(), 1, "all changes at once");
-        }
-    }
-
-    /// What is in force of a restored datastore, and of a kind that cannot be read.
-    #[tokio::test]
-    async fn positions_follow_the_history_that_there_is() {
-        let (batches, inbox) = bounded(1 << 20);
-        let (entered, _is_stuck) = mpsc::channel();
-        let (open, tokens) = mpsc::channel();
-        let mut in_force = start_with(
-            Watched::new("node"),
-            AssignedPods::default(),
-            Box::new(Stuck { entered, tokens }),
-            inbox,
-        )
-        .unwrap();
-        drop(open);
-        batches.send(batch(5_000, "first", None));
-        in_force.wait_for(|now| now.given == at(5_000)).await.unwrap();
-        batches.send(Batch { restarted: [Kind::Namespace].into(), ..batch(3_000, "second", None) });
-        let now = in_force.wait_for(|now| now.given == at(3_000)).await.unwrap().clone();
-        assert!(!now.given.reach(&at(3_001)));
-
-        let error = StoreError::KindAbsent(Kind::Tier);
-        batches.send(Batch { unavailable: [(Kind::Tier, Some(error))].into(), ..Batch::default() });
-        let now = in_force.wait_for(|now| now.given.of(Kind::Tier).is_some()).await.unwrap().clone();
-        assert!(!now.given.reach(&[(Kind::Tier, Position(1))].into_iter().collect()));
-        assert!(now.given.reach(&at(3_000)));
+        Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => false,
+        Delta::Node(_)
+        | Delta::Settings(_)
+        | Delta::Endpoint(..)
+        | Delta::EndpointRemoved(_)
+        | Delta::Vtep(_)
+        | Delta::VtepRemoved(..)
+        | Delta::Route(_)
+        | Delta::RouteRemoved(_) => true,
     }
 }
+
+#[cfg(test)]
+mod tests;

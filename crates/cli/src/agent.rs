@@ -16,6 +16,7 @@ use tortie_agent::{
 use tortie_cni::local;
 use tortie_deploy::{ChainedPlugins, Encapsulation};
 use tortie_hcn::IpHelper;
+use tortie_store::Endpoints;
 
 use crate::flannel_etcd::FlannelEtcdArguments;
 #[cfg(unix)]
@@ -72,6 +73,15 @@ struct Daemon {
     /// Where the CNI plugin stores deletions while the agent is down
     #[arg(long, value_name = "FOLDER", default_value_os_t = local::deletion_queue())]
     deletion_queue: PathBuf,
+    /// On a Linux node: where the agent keeps which pods have policy
+    #[cfg(unix)]
+    #[arg(long, env = "TORTIE_SAVED_STATE", value_name = "FILE", default_value_os_t = local::saved_state())]
+    saved_state: PathBuf,
+    /// On a Linux node that has no policy when its agent starts: close the pods that had policy and those that are unknown, or leave all
+    /// pods open, until the datastore answers
+    #[cfg(unix)]
+    #[arg(long, env = "TORTIE_UNTIL_DATASTORE", value_name = "ACTION", default_value = "close")]
+    until_datastore: UntilDatastore,
     /// On a Windows node of a lab: the socket of its HNS
     #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
@@ -202,6 +212,14 @@ struct Daemon {
     metrics_address: Option<SocketAddr>,
 }
 
+/// The action on a node without policy, until the datastore answers.
+#[cfg(unix)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum UntilDatastore {
+    Close,
+    Open,
+}
+
 impl Agent {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
@@ -243,37 +261,16 @@ impl Daemon {
         let node = self.check()?;
         crate::runtime()?.block_on(async {
             let platform = self.platform()?;
+            let mut extras = self.extras(log_level);
+            let opened = self.open(&mut extras).await;
+            let store = opened.inspect_err(|_| tortie_agent::leave_closed(&platform, &extras))?;
             let config = Config {
                 node,
-                store: self.store.open().await?,
+                store,
                 platform,
                 cni_socket: self.cni_socket,
                 control_socket: self.control_socket,
                 deletion_queue: self.deletion_queue,
-            };
-            let (nat_outgoing, encapsulation) = (self.default_pool_nat, self.default_pool_encapsulation);
-            let of_ipv6 = self.default_pool_v6.map(IpNet::V6);
-            let default_pools = self.default_pool.map(IpNet::V4).into_iter().chain(of_ipv6);
-            let default_pools = default_pools.map(|cidr| DefaultPool { cidr, nat_outgoing, encapsulation });
-            let extras = Extras {
-                default_pools: default_pools.collect(),
-                cni_conf_dir: self.cni_conf_dir,
-                cni_plugins: self.cni_plugins,
-                cni_ipam: self.cni_ipam,
-                health_address: self.health_address,
-                metrics_address: self.metrics_address,
-                bgp: self.bgp,
-                direct_routes: self.direct_routes,
-                flannel: self.flannel,
-                flannel_etcd: self.flannel_etcd.open()?,
-                policy_only: self
-                    .policy_only
-                    .then_some(PolicyOnly { prefixes: self.pod_interface_prefix, results: self.cni_results }),
-                address_methods: AddressMethods {
-                    ipv4: self.ip_autodetection_method,
-                    ipv6: self.ip6_autodetection_method,
-                },
-                log_level: Some(log_level),
             };
             tokio::select! {
                 result = tortie_agent::run_with(config, extras) => result.context("the agent stopped"),
@@ -284,6 +281,44 @@ impl Daemon {
                 }
             }
         })
+    }
+
+    /// Opens the datastore, and flannel's. Neither has to answer yet.
+    async fn open(&self, extras: &mut Extras) -> anyhow::Result<Arc<dyn Endpoints>> {
+        extras.flannel_etcd = self.flannel_etcd.open()?;
+        self.store.open().await
+    }
+
+    /// Everything but flannel's datastore.
+    fn extras(&self, log_level: LogLevel) -> Extras {
+        let (nat_outgoing, encapsulation) = (self.default_pool_nat, self.default_pool_encapsulation);
+        let of_ipv6 = self.default_pool_v6.map(IpNet::V6);
+        let default_pools = self.default_pool.map(IpNet::V4).into_iter().chain(of_ipv6);
+        let default_pools = default_pools.map(|cidr| DefaultPool { cidr, nat_outgoing, encapsulation });
+        let policy_only =
+            || PolicyOnly { prefixes: self.pod_interface_prefix.clone(), results: self.cni_results.clone() };
+        Extras {
+            default_pools: default_pools.collect(),
+            cni_conf_dir: self.cni_conf_dir.clone(),
+            cni_plugins: self.cni_plugins.clone(),
+            cni_ipam: self.cni_ipam.clone(),
+            health_address: self.health_address,
+            metrics_address: self.metrics_address,
+            bgp: self.bgp,
+            direct_routes: self.direct_routes,
+            flannel: self.flannel,
+            flannel_etcd: None,
+            policy_only: self.policy_only.then(policy_only),
+            address_methods: AddressMethods {
+                ipv4: self.ip_autodetection_method.clone(),
+                ipv6: self.ip6_autodetection_method.clone(),
+            },
+            #[cfg(unix)]
+            saved_state: (self.until_datastore == UntilDatastore::Close).then(|| self.saved_state.clone()),
+            #[cfg(windows)]
+            saved_state: None,
+            log_level: Some(log_level),
+        }
     }
 }
 

@@ -34,6 +34,12 @@ pub fn state_folder() -> PathBuf {
     "/var/lib/tortie".into()
 }
 
+/// Where the agent keeps the node's state for its next start.
+#[must_use]
+pub fn saved_state() -> PathBuf {
+    state_folder().join("saved-state.json")
+}
+
 /// Where a selftest of HNS saves its report, and the agent reads it.
 #[must_use]
 pub fn selftest_report() -> PathBuf {

@@ -4,6 +4,7 @@
 mod learned_routes;
 mod members;
 mod reason;
+mod saved_state;
 mod services;
 mod settings;
 mod shown;
@@ -13,12 +14,14 @@ mod wiring;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use thiserror::Error;
 use tortie_api::report::{ObjectRef, ReportedCondition, with_objects};
 use tortie_api::{Key, Kind};
 
 pub use learned_routes::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
 pub use members::Members;
 pub use reason::{Reason, Severity};
+pub use saved_state::SavedState;
 pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
@@ -65,6 +68,21 @@ pub trait Dataplane: Send {
     /// The endpoint is unknown, or the system did not answer.
     fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError>;
 }
+
+/// Closes pods while the state of their node is unknown: from the start of an agent to the first [`Dataplane::apply`].
+pub trait Hold: Send {
+    /// If no policy is in force in the system, neither of an earlier process nor by an earlier call, puts in force what
+    /// is saved. Returns whether it did. The next call tries again.
+    ///
+    /// # Errors
+    /// The system refuses it.
+    fn hold(&mut self, saved: &NodeState) -> Result<bool, HoldError>;
+}
+
+/// Why pods could not be closed.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct HoldError(pub String);
 
 /// The result of a dataplane's work.
 ///

@@ -158,6 +158,8 @@ pub enum Reason {
     ServiceAddressTaken,
     /// Policy allows only some backends of a Service.
     ServicePartlyAllowed,
+    /// The state of the node for the next start of its agent is not saved.
+    StateNotSaved,
     /// The node no longer has its subnet of flannel, so it gives pods no addresses.
     SubnetLost,
     /// A policy has more rules than the operating system takes; the rest is closed.
@@ -213,6 +215,7 @@ impl Reason {
             | SctpPortNotExpressible
             | ServiceAddressTaken
             | ServicePartlyAllowed
+            | StateNotSaved
             | SubnetLost
             | TooManyRules
             | VxlanPortNotSupported => Severity::Information,

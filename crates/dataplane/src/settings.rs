@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 use tortie_api::calico::{
     BgpConfigurationSpec, BgpFromPods, EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec,
     FilterDenyAction, PodSourcesFromOutside, PolicyCounters, WindowsPolicySets,
@@ -10,7 +11,7 @@ use tortie_api::calico::{
 use tortie_api::net::Protocol;
 
 /// The operator's settings for a node.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Ports that policies of host endpoints never close for packets into the node (policy decision 16).
     pub failsafe_inbound: Vec<Failsafe>,
@@ -54,7 +55,7 @@ pub struct Settings {
 }
 
 /// A port that stays open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failsafe {
     /// The protocol.
     pub protocol: Protocol,

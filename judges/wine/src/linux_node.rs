@@ -59,6 +59,7 @@ pub(super) fn agent(program: &Path, kube: &KubeApi, folder: &Path, options: &[&s
         ("--cni-socket", "agent.sock"),
         ("--control-socket", "control.sock"),
         ("--deletion-queue", "queue"),
+        ("--saved-state", "saved-state.json"),
         ("--cni-conf-dir", "net.d"),
     ] {
         command.arg(flag).arg(folder.join(file));

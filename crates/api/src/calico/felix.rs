@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::fields::{Cidr, ProtocolName, protocol_in_any_case};
 use crate::net::Protocol;
@@ -83,7 +83,7 @@ pub struct FelixConfigurationSpec {
 }
 
 /// What happens to packets from pods to the nodes' ports of BGP, before policy.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BgpFromPods {
     /// They are dropped: behind natOutgoing, they would come from the address of a node, which is a peer of the others.
     #[default]
@@ -93,7 +93,7 @@ pub enum BgpFromPods {
 }
 
 /// The action for packets that come from another machine and have the source address of a pod of the node, on Linux.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PodSourcesFromOutside {
     /// They are dropped: policy would take their sender for the pod.
     #[default]
@@ -103,7 +103,7 @@ pub enum PodSourcesFromOutside {
 }
 
 /// What happens to a packet that policy denies.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FilterDenyAction {
     /// It is dropped silently.
     #[default]
@@ -115,7 +115,7 @@ pub enum FilterDenyAction {
 }
 
 /// What happens to established flows that a changed policy denies.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EstablishedFlows {
     /// They continue.
     #[default]
@@ -125,7 +125,7 @@ pub enum EstablishedFlows {
 }
 
 /// Whether the rules of policies count the packets that they match, on Linux.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PolicyCounters {
     /// They do not, because a counter needs memory for each processor.
     #[default]
@@ -135,7 +135,7 @@ pub enum PolicyCounters {
 }
 
 /// Whether ACLs of Windows nodes name sets of addresses (SetPolicy of HNS), or list addresses.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WindowsPolicySets {
     /// They name sets on the proven versions of HNS.
     #[default]
@@ -212,7 +212,7 @@ impl FelixConfiguration {
 }
 
 /// What happens to packets from pods to their own node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndpointToHostAction {
     /// They pass, as Kubernetes expects.
     #[default]

@@ -11,5 +11,6 @@ mod meaning;
 mod previews;
 mod questions;
 mod random_objects;
+mod saved_state;
 mod scratch;
 mod states;

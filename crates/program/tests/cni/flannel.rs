@@ -223,6 +223,7 @@ impl Nodes {
             ("--cni-socket", "agent.sock"),
             ("--control-socket", "control.sock"),
             ("--deletion-queue", "queue"),
+            ("--saved-state", "saved-state.json"),
             ("--cni-conf-dir", "net.d"),
         ] {
             command.arg(flag).arg(self.path(file));

@@ -17,9 +17,9 @@ use tortie_servers::{KubeApi, KubeOptions};
 use crate::node::{OTHER_PLUGINS, address, output_of, unbind_namespaces, until};
 
 pub(crate) const PORT: u16 = 8080;
-/// Long enough for many packets, each of which must not arrive.
 /// The agent's user.
-const AGENT: &str = "agent";
+pub(crate) const AGENT: &str = "agent";
+/// Long enough for many packets, each of which must not arrive.
 pub(crate) const BLOCKED: Duration = Duration::from_millis(700);
 
 pub(crate) struct Node {
@@ -107,6 +107,7 @@ impl Node {
             ("--cni-socket", "agent.sock"),
             ("--control-socket", "control.sock"),
             ("--deletion-queue", "queue"),
+            ("--saved-state", "saved-state.json"),
         ] {
             command.arg(flag).arg(self.path(file));
         }
@@ -294,7 +295,7 @@ pub(crate) fn reaches(from: &NetNs, to: &Sandbox) -> bool {
 }
 
 /// Listens. A process that another test starts has the last listener of this address, until it runs its program.
-fn listen(on: &NetNs, at: SocketAddr) -> TcpListener {
+pub(crate) fn listen(on: &NetNs, at: SocketAddr) -> TcpListener {
     let mut listener = None;
     until("the address is free", || {
         listener = on.run(|| TcpListener::bind(at)).unwrap().ok();

@@ -19,3 +19,4 @@ mod log_level;
 mod musts;
 mod node;
 mod policy_only;
+mod without_table;

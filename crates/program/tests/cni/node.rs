@@ -30,6 +30,8 @@ pub(crate) struct Node {
     pub store: Arc<Embedded>,
     pub folder: TempDir,
     runtime: Runtime,
+    /// The service of the datastore.
+    served: tokio::task::JoinHandle<()>,
     agent: Option<Child>,
     /// More options of the agent.
     options: Vec<String>,
@@ -63,13 +65,12 @@ impl Node {
         namespace.run(add_address).unwrap();
         let runtime = Runtime::new().unwrap();
         let store = Arc::new(Embedded::in_memory().unwrap());
-        let (served, socket) = (store.clone(), folder.path().join("store.sock"));
-        runtime.spawn(async move { serve_unix(served, &socket).await.unwrap() });
+        let served = serve(&runtime, &store, &folder);
         std::fs::create_dir(folder.path().join("bin")).unwrap();
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_tortie"), folder.path().join("bin/tortie-cni"))
             .unwrap();
         let (options, chained) = (options.iter().map(ToString::to_string).collect(), chained.to_string());
-        let mut node = Self { namespace, store, folder, runtime, agent: None, options, chained };
+        let mut node = Self { namespace, store, folder, runtime, served, agent: None, options, chained };
         let status = json!({"addresses": [{"type": "InternalIP", "address": ADDRESS}]});
         node.put(
             &Key::global(Kind::Node, "one"),
@@ -99,6 +100,7 @@ impl Node {
             ("--cni-socket", "agent.sock"),
             ("--control-socket", "control.sock"),
             ("--deletion-queue", "queue"),
+            ("--saved-state", "saved-state.json"),
             ("--cni-conf-dir", "net.d"),
         ] {
             command.arg(flag).arg(self.path(file));
@@ -112,6 +114,21 @@ impl Node {
         let mut agent = self.agent.take().unwrap();
         agent.kill().unwrap();
         agent.wait().unwrap();
+    }
+
+    /// Nobody serves the datastore any more.
+    pub(crate) fn stop_store(&mut self) {
+        self.served.abort();
+        let _ = self.runtime.block_on(&mut self.served);
+        std::fs::remove_file(self.path("store.sock")).unwrap();
+    }
+
+    pub(crate) fn serve_store(&mut self) {
+        self.served = serve(&self.runtime, &self.store, &self.folder);
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.path("agent.log")).unwrap()
     }
 
     pub(crate) fn stored(&self, key: &Key) -> Option<Value> {
@@ -128,7 +145,18 @@ impl Node {
 
     /// A pod of this node, with the namespace of its sandbox.
     pub(crate) fn pod(&self, name: &str, annotations: Value) -> Sandbox {
-        let metadata = json!({"name": name, "namespace": "n", "uid": name, "annotations": annotations});
+        self.pod_with(name, json!({"annotations": annotations}))
+    }
+
+    /// A pod with labels.
+    pub(crate) fn labelled_pod(&self, name: &str, labels: Value) -> Sandbox {
+        self.pod_with(name, json!({"labels": labels}))
+    }
+
+    fn pod_with(&self, name: &str, mut metadata: Value) -> Sandbox {
+        for (field, value) in [("name", name), ("namespace", "n"), ("uid", name)] {
+            metadata[field] = json!(value);
+        }
         let spec = json!({"nodeName": "one", "containers": [{"name": "c", "image": "i"}]});
         self.put(&Key::namespaced(Kind::Pod, "n", name), json!({"metadata": metadata, "spec": spec}));
         let (netns, path) = (NetNs::create().unwrap(), self.path(name));
@@ -249,6 +277,11 @@ impl Node {
         }
         Ok(result)
     }
+}
+
+fn serve(runtime: &Runtime, store: &Arc<Embedded>, folder: &TempDir) -> tokio::task::JoinHandle<()> {
+    let (served, socket) = (store.clone(), folder.path().join("store.sock"));
+    runtime.spawn(async move { serve_unix(served, &socket).await.unwrap() })
 }
 
 impl Drop for Node {
