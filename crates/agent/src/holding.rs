@@ -17,7 +17,7 @@ pub(crate) struct Holding {
 }
 
 impl Holding {
-    /// Looks at the system at once and then regularly, in a thread of its own.
+    /// Looks at the system at once and then regularly, in a thread of its own. A call of HNS may take long.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -27,11 +27,11 @@ impl Holding {
         let (stop, stopped) = mpsc::channel();
         let mut look = Look::default();
         let mut look = move || look.report(hold.hold(&saved), (pods, closed));
-        // In this thread, so that nothing else of the agent comes before.
-        look();
-        let run = move || {
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(INTERVAL) {
-                look();
+        // It looks at least once, however soon it is dropped.
+        let run = move || loop {
+            look();
+            if let Err(RecvTimeoutError::Disconnected) = stopped.recv_timeout(INTERVAL) {
+                return;
             }
         };
         let thread = thread::Builder::new().name("hold".to_owned()).spawn(run)?;
@@ -63,7 +63,7 @@ impl Look {
                 pods,
                 closed,
                 "the node had no policy, because somebody has removed it or the machine has started; Tortie has closed the pods \
-                 to which policy applied, and those that it does not know, until the datastore answers"
+                 to which policy applied until the datastore answers, and on Linux those that it does not know, too"
             ),
             Ok(false) => {}
             Err(error) if !self.failed => {

@@ -16,7 +16,7 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
 use tortie_windows::{
-    Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_network_on,
+    Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsHold, WindowsWiring, ensure_network_on,
     existing_network,
 };
 
@@ -127,8 +127,7 @@ pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
     }
 }
 
-/// Opens what keeps pods closed while the node's state is unknown. A Windows node has nothing like that: HNS keeps the ACLs of its
-/// endpoints.
+/// Opens what keeps pods closed while the node's state is unknown.
 pub(crate) fn open_hold(platform: &Platform, extras: &Extras) -> Result<Option<Box<dyn Hold>>, AgentError> {
     match platform {
         #[cfg(target_os = "linux")]
@@ -137,7 +136,12 @@ pub(crate) fn open_hold(platform: &Platform, extras: &Extras) -> Result<Option<B
             let hold = hold.map_err(|error| AgentError::system("opening the dataplane", error))?;
             Ok(Some(Box::new(hold)))
         }
-        Platform::Windows { .. } | Platform::Other { .. } => Ok(None),
+        Platform::Windows { hcn, .. } => {
+            let policy_only = extras.policy_only.clone();
+            let policy_only = policy_only.map(|it| tortie_windows::PolicyOnly { results: it.results });
+            Ok(Some(Box::new(WindowsHold::new(hcn.clone()).with_policy_only(policy_only))))
+        }
+        Platform::Other { .. } => Ok(None),
     }
 }
 

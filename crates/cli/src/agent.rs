@@ -73,13 +73,11 @@ struct Daemon {
     /// Where the CNI plugin stores deletions while the agent is down
     #[arg(long, value_name = "FOLDER", default_value_os_t = local::deletion_queue())]
     deletion_queue: PathBuf,
-    /// On a Linux node: where the agent keeps which pods have policy
-    #[cfg(unix)]
+    /// Where the agent keeps which pods have policy
     #[arg(long, env = "TORTIE_SAVED_STATE", value_name = "FILE", default_value_os_t = local::saved_state())]
     saved_state: PathBuf,
-    /// On a Linux node that has no policy when its agent starts: close the pods that had policy and those that are unknown, or leave all
-    /// pods open, until the datastore answers
-    #[cfg(unix)]
+    /// On a node that has no policy when its agent starts: close the pods that had policy, or leave all pods open, until the datastore
+    /// answers
     #[arg(long, env = "TORTIE_UNTIL_DATASTORE", value_name = "ACTION", default_value = "close")]
     until_datastore: UntilDatastore,
     /// On a Windows node of a lab: the socket of its HNS
@@ -213,7 +211,6 @@ struct Daemon {
 }
 
 /// The action on a node without policy, until the datastore answers.
-#[cfg(unix)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum UntilDatastore {
     Close,
@@ -313,10 +310,7 @@ impl Daemon {
                 ipv4: self.ip_autodetection_method.clone(),
                 ipv6: self.ip6_autodetection_method.clone(),
             },
-            #[cfg(unix)]
             saved_state: (self.until_datastore == UntilDatastore::Close).then(|| self.saved_state.clone()),
-            #[cfg(windows)]
-            saved_state: None,
             log_level: Some(log_level),
         }
     }

@@ -75,9 +75,13 @@ impl SavedState {
     /// The number of its pods, and of those among them with a closed direction.
     #[must_use]
     pub fn pods(&self) -> (usize, usize) {
-        let is_closed =
-            |(_, pod): &&(EndpointId, Endpoint)| pod.program.policy_ids().any(|id| *id == *CLOSED);
-        (self.pods.len(), self.pods.iter().filter(is_closed).count())
+        (self.pods.len(), self.pods.iter().filter(|(_, pod)| Self::closes(pod)).count())
+    }
+
+    /// Whether a direction of a saved pod is closed.
+    #[must_use]
+    pub fn closes(pod: &Endpoint) -> bool {
+        pod.program.policy_ids().any(|id| *id == *CLOSED)
     }
 
     /// The state that a dataplane can apply. Of the other nodes, only their own addresses are real.

@@ -157,9 +157,9 @@ impl Node {
                 option("--cni-socket", shown(self.cni_socket(dir)));
                 option("--control-socket", shown(dir.control_socket(&self.name)));
                 option("--deletion-queue", shown(self.deletion_queue(dir)));
-                match os {
-                    Os::Linux => option("--saved-state", shown(folder.join("saved-state.json"))),
-                    Os::Windows => option("--hcn-socket", shown(self.hcn_socket(dir))),
+                option("--saved-state", shown(folder.join("saved-state.json")));
+                if os == Os::Windows {
+                    option("--hcn-socket", shown(self.hcn_socket(dir)));
                 }
             }
             // Named pipes and %ProgramData% belong to the machine.

@@ -260,6 +260,12 @@ pub(crate) fn ours(endpoint: &Endpoint) -> Vec<Acl> {
     acls.filter(is_ours).collect()
 }
 
+/// Whether the endpoint has an ACL of Tortie. Each one has, from its creation on.
+pub(crate) fn has_acls(endpoint: &Endpoint) -> bool {
+    let found = OwnedPolicies::on(endpoint, &closed());
+    !found.ours.is_empty() || found.unclear > 0
+}
+
 /// Adds the closing ACLs of an endpoint, if they are missing.
 pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(), Error> {
     let missing = transition(&OwnedPolicies::on(endpoint, &[]).ours, &closed()).add;

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
-use tortie_agent::{AgentError, Config, Platform};
+use tortie_agent::{AgentError, Config, Extras, Platform};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind, Position};
@@ -303,7 +303,8 @@ impl Bed {
 
     pub(crate) fn with_platform(store: Arc<dyn Endpoints>, platform: Platform, os: FakeOs) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let agent = tokio::spawn(tortie_agent::run(config(dir.path(), store.clone(), platform)));
+        let config = config(dir.path(), store.clone(), platform);
+        let agent = tokio::spawn(tortie_agent::run_with(config, saving(dir.path())));
         Self { store, os, dir, agent }
     }
 
@@ -403,6 +404,11 @@ pub(crate) fn config(dir: &Path, store: Arc<dyn Endpoints>, platform: Platform) 
         control_socket: dir.join("control.sock"),
         deletion_queue: dir.join("queue"),
     }
+}
+
+/// The extras of an agent that saves the node's state.
+pub(crate) fn saving(dir: &Path) -> Extras {
+    Extras { saved_state: Some(dir.join("saved-state.json")), ..Extras::default() }
 }
 
 /// The agent's answer; the test fails without one.

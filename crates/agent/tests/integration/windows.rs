@@ -13,11 +13,11 @@ use tortie_cni::{Code, Command, Invocation};
 use tortie_hcn::schema::{Acl, Namespace, NetAdapterName, OutBoundNat, SdnRoute, SetPolicy};
 use tortie_hcn::selftest::{HnsReport, NoTraffic, Traffic, run};
 use tortie_hcn::{Adapter, HcnExt, IpHelper, NoIpHelper, Version};
-use tortie_hns_emulator::{Config, EmulatedHost, Emulator};
+use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Survives};
 use tortie_ipam::{Ipam, Records};
 use tortie_store::{Embedded, Endpoints, Store};
 
-use crate::common::{Bed, FakeOs, NODE, cluster, put, until};
+use crate::common::{Bed, FakeOs, NODE, cluster, put, saving, until};
 
 /// A node of this version of HNS whose blocks have four addresses for pods.
 pub(crate) async fn node(version: Version) -> (Bed, Arc<Emulator>) {
@@ -511,4 +511,33 @@ async fn ipv4_only(bed: &Bed, hns: &Emulator) -> String {
     let [message] = &messages[..] else { panic!("{messages:?}") };
     assert!(message.starts_with("pods of this node have IPv4 addresses only: "), "{message}");
     message.clone()
+}
+
+/// HNS loses ACLs in a restart while no agent runs, and no datastore answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_with_policy_that_have_lost_their_acls_are_closed_without_the_datastore() {
+    let (bed, hns) = node(Config::SERVER_2022).await;
+    let policy = json!({"podSelector": {"matchLabels": {"app": "closed"}}, "policyTypes": ["Ingress"]});
+    let key = Key::namespaced(Kind::KubernetesNetworkPolicy, "n", "closed");
+    let policy = json!({"metadata": {"name": "closed", "namespace": "n"}, "spec": policy});
+    put(&*bed.store, &key, policy).await;
+    for pod in ["closed", "free"] {
+        let call = call(&bed, &hns, Command::Add, pod).await;
+        bed.pod(pod, pod, json!({"app": pod})).await;
+        bed.call(call).await.unwrap();
+    }
+    let closing = |pod: &str| {
+        let policies = hns.endpoint(tortie_windows::endpoint_id(pod)).unwrap().policies;
+        let acls = policies.iter().filter_map(|policy| policy.settings::<Acl>().unwrap());
+        acls.filter(|acl| acl.id.ends_with("/closed")).count()
+    };
+    assert_eq!((closing("closed"), closing("free")), (2, 2), "every endpoint has them");
+    bed.agent.abort();
+    hns.restart(Survives::AllButAcls).unwrap();
+    assert_eq!((closing("closed"), closing("free")), (0, 0));
+    let (host, services) = (Host::unknown(), Vec::new());
+    let (static_rules, network) = (StaticRules::default(), WindowsNetwork::Overlay);
+    let platform = Platform::Windows { hcn: hns.clone(), static_rules, host, services, network };
+    tortie_agent::leave_closed(&platform, &saving(bed.dir.path()));
+    assert_eq!((closing("closed"), closing("free")), (2, 0));
 }

@@ -8,6 +8,7 @@ mod cleanup;
 mod cost;
 mod fault_matrix;
 mod firewall;
+mod hold;
 mod host;
 mod host_ports;
 mod kube_proxy;
