@@ -16,8 +16,8 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
 use tortie_windows::{
-    Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsHold, WindowsWiring, ensure_network_on,
-    existing_network,
+    Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsHold, WindowsWiring,
+    ensure_network_on, existing_network,
 };
 
 use crate::announcement::Announced;
