@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use tortie_dataplane::Reason;
@@ -36,15 +37,28 @@ pub(crate) enum Stage {
 
 /// The stage of the agent's start.
 #[derive(Debug, Default)]
-pub(crate) struct Progress(AtomicU8);
+pub(crate) struct Progress {
+    stage: AtomicU8,
+    /// Whether pods are closed because the node had no policy.
+    has_closed: Option<Arc<AtomicBool>>,
+}
 
 impl Progress {
+    pub(crate) fn new(has_closed: Option<Arc<AtomicBool>>) -> Self {
+        Self { stage: AtomicU8::default(), has_closed }
+    }
+
     pub(crate) fn reach(&self, stage: Stage) {
-        self.0.store(stage as u8, Ordering::Relaxed);
+        self.stage.store(stage as u8, Ordering::Relaxed);
+    }
+
+    /// Whether pods are closed until the agent knows the cluster.
+    pub(crate) fn has_closed(&self) -> bool {
+        self.has_closed.as_ref().is_some_and(|has_closed| has_closed.load(Ordering::Relaxed))
     }
 
     pub(crate) fn stage(&self) -> Stage {
-        match self.0.load(Ordering::Relaxed) {
+        match self.stage.load(Ordering::Relaxed) {
             0 => Stage::FindNode,
             1 => Stage::Locked,
             2 => Stage::PrepareNode,
@@ -66,7 +80,11 @@ pub(crate) fn health(busy: Option<Duration>) -> Result<(), String> {
 }
 
 /// Why the agent is not ready.
-pub(crate) fn readiness(stage: Stage, now: &InForce) -> Result<(), String> {
+pub(crate) fn readiness(progress: &Progress, now: &InForce) -> Result<(), String> {
+    let stage = progress.stage();
+    if stage < Stage::Serve && now.given.is_empty() && progress.has_closed() {
+        return Err("the node had no policy, so pods are closed until the agent knows the cluster; its log says what it waits for".to_owned());
+    }
     match stage {
         Stage::FindNode => {
             return Err("the agent waits for the datastore and for its Node".to_owned());
@@ -137,12 +155,28 @@ mod tests {
             (Stage::Serve, &informed, ""),
             (Stage::Serve, &read, ""),
         ] {
-            let problem = readiness(stage, now).err().unwrap_or_default();
+            let progress = Progress::default();
+            progress.reach(stage);
+            let problem = readiness(&progress, now).err().unwrap_or_default();
             assert!(
                 problem.contains(expected) && problem.is_empty() == expected.is_empty(),
                 "{stage:?}: {problem}"
             );
         }
+    }
+
+    /// A rollout must not go on while it closes pods, also if the datastore is locked.
+    #[test]
+    fn an_agent_that_has_closed_pods_is_not_ready() {
+        let has_closed = Arc::new(AtomicBool::new(false));
+        let progress = Progress::new(Some(has_closed.clone()));
+        progress.reach(Stage::Locked);
+        assert_eq!(readiness(&progress, &InForce::default()), Ok(()));
+        has_closed.store(true, Ordering::Relaxed);
+        assert!(readiness(&progress, &InForce::default()).unwrap_err().contains("the node had no policy"));
+        let given = [(Kind::Pod, Position(1))].into_iter().collect();
+        progress.reach(Stage::Serve);
+        assert_eq!(readiness(&progress, &InForce { given, ..InForce::default() }), Ok(()));
     }
 
     #[test]

@@ -137,7 +137,7 @@ impl Sources {
                 (StatusCode::OK, self.metrics.text(&now))
             }
             ("/healthz", Paths::All) => of_result(health(self.metrics.busy(Instant::now()))),
-            ("/readyz", Paths::All) => of_result(readiness(self.progress.stage(), &now)),
+            ("/readyz", Paths::All) => of_result(readiness(&self.progress, &now)),
             _ => (StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n".to_owned()),
         };
         let response = Response::builder().status(status).header(CONTENT_TYPE, kind);

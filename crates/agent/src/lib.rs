@@ -52,7 +52,7 @@ mod unsupported;
 mod windows_ipv6;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ipnet::Ipv4Net;
@@ -84,7 +84,7 @@ use locks::Locks;
 use metrics::{Measured, Metrics};
 use node::Prepared;
 pub use node_address::{AddressMethod, AddressMethods};
-use plane::{Across, InForce};
+use plane::InForce;
 use pods::Pods;
 pub use policy_only::PolicyOnly;
 pub use reconfigure::Reconfiguring;
@@ -136,8 +136,8 @@ pub struct Extras {
     pub flannel_etcd: Option<FlannelEtcd>,
     /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,
-    /// The file where the agent saves the node's state, if it does. An agent that starts and finds no policy on a Linux node reads it, and
-    /// closes the pods to which policy applied until the datastore answers.
+    /// The file where the agent saves the node's state, if it does. An agent that starts and finds no policy on the node reads it, and
+    /// closes the pods to which policy applied until it knows the cluster.
     pub saved_state: Option<PathBuf>,
     /// How the node's own addresses are found.
     pub address_methods: AddressMethods,
@@ -296,12 +296,62 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
 /// # Errors
 /// As for [`run`].
 pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> {
+    let begun = begin(&config.node, &config.cni_socket, &config.platform, &extras).await?;
+    run_from(begun, config, extras).await
+}
+
+/// An agent that does not need the datastore yet. It is the only one of its socket, and keeps pods closed if the node has no policy.
+/// They stay so when this is dropped.
+pub struct Begun {
+    _lock: std::fs::File,
+    holding: Option<Holding>,
+    saver: Option<Saver>,
+}
+
+/// Waits until no other agent serves the socket. Then closes the pods to which policy applied if the node has none now
+/// ([`Extras::saved_state`]), and keeps them closed.
+///
+/// # Errors
+/// The lock of the socket cannot be taken, or a thread cannot be started.
+pub fn begin(
+    node: &str,
+    cni_socket: &Path,
+    platform: &Platform,
+    extras: &Extras,
+) -> impl Future<Output = Result<Begun, AgentError>> + Send + use<> {
+    let (node, cni_socket) = (node.to_owned(), cni_socket.to_owned());
+    let saved = extras.saved_state.clone().zip(node::hold_opener(platform, extras));
+    async move {
+        let lock = server::lock(&cni_socket).await.map_err(|error| {
+            AgentError::system(format!("the lock of the socket {}", cni_socket.display()), error)
+        })?;
+        let started = |error| AgentError::system("starting a thread for the saved state", error);
+        let (mut holding, mut saver) = (None, None);
+        if let Some((path, open)) = saved {
+            holding = hold(&path, &node, open).transpose().map_err(started)?;
+            saver = Some(Saver::start(path, &node).map_err(started)?);
+        }
+        Ok(Begun { _lock: lock, holding, saver })
+    }
+}
+
+/// Keeps pods closed, if an earlier agent has saved which. A system that refuses it may also refuse what the agent does later, which says
+/// more about it.
+fn hold(path: &Path, node: &str, open: node::OpenHold) -> Option<std::io::Result<Holding>> {
+    let saved = saved_state::read(path, node)?;
+    let hold = open().inspect_err(|error| tracing::error!(%error, "cannot see whether the node has policy"));
+    Some(Holding::start(hold.ok()?, saved))
+}
+
+/// Runs an agent that has begun.
+///
+/// # Errors
+/// As for [`run`].
+pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<(), AgentError> {
     let Config { node, store: endpoints, platform, cni_socket, control_socket, deletion_queue } = config;
-    let _lock = server::lock(&cni_socket).await.map_err(|error| {
-        AgentError::system(format!("the lock of the socket {}", cni_socket.display()), error)
-    })?;
-    let across = hold(&platform, &extras)?;
-    let (metrics, progress) = (Arc::new(Metrics::new()), Arc::new(Progress::default()));
+    let Begun { _lock, holding, saver } = begun;
+    let metrics = Arc::new(Metrics::new());
+    let progress = Arc::new(Progress::new(holding.as_ref().map(Holding::has_closed)));
     let (started, in_force) = watch::channel(None);
     let taken = watch::Sender::default();
     let taken_now = taken.subscribe();
@@ -355,7 +405,7 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         .with_leases(keeper.is_some())
         .with_policy_only(extras.policy_only.is_some());
     let assigned_pods = AssignedPods::default();
-    let (batches, in_force) = plane::start(watched, assigned_pods.clone(), dataplane, across)
+    let (batches, in_force) = plane::start(watched, assigned_pods.clone(), dataplane, holding, saver)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     assigned_pods.tell(batches.asker());
     progress.reach(Stage::ReadCluster);
@@ -460,24 +510,6 @@ pub async fn run_with(config: Config, extras: Extras) -> Result<(), AgentError> 
         None => progress.reach(Stage::Serve),
     }
     Err(parts.ended().await)
-}
-
-/// For a process that cannot run the agent, for instance because the credentials of the datastore are missing: if the node has no
-/// policy, closes the pods to which policy applied ([`Extras::saved_state`]). They stay closed when it has ended.
-pub fn leave_closed(platform: &Platform, extras: &Extras) {
-    if let Err(error) = hold(platform, extras) {
-        tracing::error!(%error, "cannot see whether the node has policy");
-    }
-}
-
-/// Closes the pods to which policy applied if the node has none now, before anything waits for the datastore.
-fn hold(platform: &Platform, extras: &Extras) -> Result<Across, AgentError> {
-    let Some(path) = &extras.saved_state else { return Ok(Across::default()) };
-    let Some(hold) = node::open_hold(platform, extras)? else { return Ok(Across::default()) };
-    let holding = saved_state::read(path).map(|saved| Holding::start(hold, saved)).transpose();
-    let holding =
-        holding.map_err(|error| AgentError::system("starting the thread that keeps pods closed", error))?;
-    Ok(Across { holding, saver: Some(Saver::new(path.clone())) })
 }
 
 /// How pools without encapsulation get routes.

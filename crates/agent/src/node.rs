@@ -16,7 +16,7 @@ use tortie_ipam::{Ipam, IpamError};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Store, StoreError};
 use tortie_windows::{
-    Error, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsHold, WindowsWiring,
+    Error, HeldEndpoints, Host, NetworkKind, NetworkSpec, StaticRules, WindowsDataplane, WindowsWiring,
     ensure_network_on, existing_network,
 };
 
@@ -128,20 +128,26 @@ pub(crate) async fn most_blocks(hcn: Option<Arc<dyn Hcn>>) -> u32 {
 }
 
 /// Opens what keeps pods closed while the node's state is unknown.
-pub(crate) fn open_hold(platform: &Platform, extras: &Extras) -> Result<Option<Box<dyn Hold>>, AgentError> {
+pub(crate) type OpenHold = Box<dyn FnOnce() -> Result<Box<dyn Hold>, AgentError> + Send>;
+
+/// What keeps pods of the platform closed, if anything can.
+pub(crate) fn hold_opener(platform: &Platform, extras: &Extras) -> Option<OpenHold> {
     match platform {
         #[cfg(target_os = "linux")]
         Platform::Linux => {
-            let hold = tortie_linux::dataplane::Hold::open(linux_config(extras));
-            let hold = hold.map_err(|error| AgentError::system("opening the dataplane", error))?;
-            Ok(Some(Box::new(hold)))
+            let config = linux_config(extras);
+            Some(Box::new(move || {
+                let held = tortie_linux::dataplane::HeldTable::open(config);
+                Ok(Box::new(held.map_err(|error| AgentError::system("opening the dataplane", error))?))
+            }))
         }
         Platform::Windows { hcn, .. } => {
             let policy_only = extras.policy_only.clone();
             let policy_only = policy_only.map(|it| tortie_windows::PolicyOnly { results: it.results });
-            Ok(Some(Box::new(WindowsHold::new(hcn.clone()).with_policy_only(policy_only))))
+            let held = HeldEndpoints::new(hcn.clone()).with_policy_only(policy_only);
+            Some(Box::new(move || Ok(Box::new(held))))
         }
-        Platform::Other { .. } => Ok(None),
+        Platform::Other { .. } => None,
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
-use tortie_dataplane::{AskedFor, Dataplane, Delta, EndpointId, Reason, Report};
+use tortie_dataplane::{AskedFor, Dataplane, Delta, EndpointId, Reason, Report, RouteTarget};
 use tortie_flannel::LeaseSnapshot;
 use tortie_policy::ALL_NODES;
 use tortie_policy::program::PolicyKind;
@@ -93,24 +93,16 @@ pub(crate) fn forbidden(kind: Kind, error: &StoreError) -> String {
     )
 }
 
-/// What lasts from one agent of the node to the next.
-#[derive(Default)]
-pub(crate) struct Across {
-    /// Keeps pods closed until the first call of the dataplane.
-    pub(crate) holding: Option<Holding>,
-    /// Saves the state for the next agent.
-    pub(crate) saver: Option<Saver>,
-}
-
 /// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
 pub(crate) fn start(
     watched: Watched,
     assigned_pods: AssignedPods,
     dataplane: Box<dyn Dataplane>,
-    across: Across,
+    holding: Option<Holding>,
+    saver: Option<Saver>,
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
     let (batches, inbox) = queue();
-    let in_force = start_with(watched, assigned_pods, dataplane, across, inbox)?;
+    let in_force = start_with(watched, assigned_pods, dataplane, (holding, saver), inbox)?;
     Ok((batches, in_force))
 }
 
@@ -118,7 +110,7 @@ fn start_with(
     watched: Watched,
     assigned_pods: AssignedPods,
     mut dataplane: Box<dyn Dataplane>,
-    across: Across,
+    (holding, saver): (Option<Holding>, Option<Saver>),
     inbox: Inbox,
 ) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
     dataplane.watch(Box::new(inbox.disturb()));
@@ -136,7 +128,8 @@ fn start_with(
         watched,
         assigned_pods,
         dataplane,
-        across,
+        holding,
+        saver,
         publish,
         read,
         is_changed: true,
@@ -164,7 +157,10 @@ struct Plane {
     watched: Watched,
     assigned_pods: AssignedPods,
     dataplane: Box<dyn Dataplane>,
-    across: Across,
+    /// Keeps pods closed until the first call of the dataplane.
+    holding: Option<Holding>,
+    /// Saves the state for the next agent.
+    saver: Option<Saver>,
     publish: watch::Sender<Arc<InForce>>,
     /// The positions of what calc has.
     read: Positions,
@@ -289,7 +285,7 @@ impl Plane {
                 self.save();
             }
             // The table of policy has one owner.
-            self.across.holding = None;
+            self.holding = None;
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
         self.publish_in_force();
@@ -324,7 +320,7 @@ impl Plane {
 
     /// Saves the state for the next agent, before it is in force.
     fn save(&mut self) {
-        if let Some(saver) = &mut self.across.saver {
+        if let Some(saver) = &mut self.saver {
             saver.save(self.calc.state());
         }
     }
@@ -332,7 +328,7 @@ impl Plane {
     fn resync(&mut self) {
         let span = tracing::debug_span!("resync");
         let _entered = span.enter();
-        if self.across.saver.as_ref().is_some_and(|saver| saver.problem().is_some()) {
+        if self.saver.as_ref().is_some_and(|saver| saver.problem().is_some()) {
             self.save();
         }
         self.report = self.dataplane.resync(self.calc.state());
@@ -419,7 +415,7 @@ impl Plane {
         all.extend(flannel::unreachable(self.watched.node(), shared.collect()));
         all.extend(flannel_etcd::conditions(self.watched.node(), &self.leases));
         all.extend(self.missing_leases.conditions());
-        all.extend(self.across.saver.as_ref().and_then(Saver::problem).map(|problem| Unsupported {
+        all.extend(self.saver.as_ref().and_then(Saver::problem).map(|problem| Unsupported {
             object: Key::global(Kind::Node, self.watched.node()),
             reason: Reason::StateNotSaved,
             message: problem.to_owned(),
@@ -460,14 +456,15 @@ fn is_saved(delta: &Delta) -> bool {
             false
         }
         Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => false,
+        // One that is gone is still that of a node.
+        Delta::RouteRemoved(_) => false,
+        Delta::Route(route) => matches!(route.target, RouteTarget::Ipip { .. }),
         Delta::Node(_)
         | Delta::Settings(_)
         | Delta::Endpoint(..)
         | Delta::EndpointRemoved(_)
         | Delta::Vtep(_)
-        | Delta::VtepRemoved(..)
-        | Delta::Route(_)
-        | Delta::RouteRemoved(_) => true,
+        | Delta::VtepRemoved(..) => true,
     }
 }
 

@@ -16,7 +16,6 @@ use tortie_agent::{
 use tortie_cni::local;
 use tortie_deploy::{ChainedPlugins, Encapsulation};
 use tortie_hcn::IpHelper;
-use tortie_store::Endpoints;
 
 use crate::flannel_etcd::FlannelEtcdArguments;
 #[cfg(unix)]
@@ -257,20 +256,8 @@ impl Daemon {
     fn run(self, log_level: LogLevel, end: impl Future<Output = std::io::Result<()>>) -> anyhow::Result<()> {
         let node = self.check()?;
         crate::runtime()?.block_on(async {
-            let platform = self.platform()?;
-            let mut extras = self.extras(log_level);
-            let opened = self.open(&mut extras).await;
-            let store = opened.inspect_err(|_| tortie_agent::leave_closed(&platform, &extras))?;
-            let config = Config {
-                node,
-                store,
-                platform,
-                cni_socket: self.cni_socket,
-                control_socket: self.control_socket,
-                deletion_queue: self.deletion_queue,
-            };
             tokio::select! {
-                result = tortie_agent::run_with(config, extras) => result.context("the agent stopped"),
+                result = self.work(node, log_level) => result,
                 ended = end => {
                     ended?;
                     tracing::info!("stopping; policy stays in force");
@@ -280,21 +267,46 @@ impl Daemon {
         })
     }
 
-    /// Opens the datastore, and flannel's. Neither has to answer yet.
-    async fn open(&self, extras: &mut Extras) -> anyhow::Result<Arc<dyn Endpoints>> {
+    async fn work(self, node: String, log_level: LogLevel) -> anyhow::Result<()> {
+        let platform = self.platform()?;
+        let mut extras = self.extras(log_level)?;
+        // Credentials of the datastore may be missing, or take long.
+        let begun = tortie_agent::begin(&node, &self.cni_socket, &platform, &extras).await?;
         extras.flannel_etcd = self.flannel_etcd.open()?;
-        self.store.open().await
+        let config = Config {
+            node,
+            store: self.store.open().await?,
+            platform,
+            cni_socket: self.cni_socket,
+            control_socket: self.control_socket,
+            deletion_queue: self.deletion_queue,
+        };
+        tortie_agent::run_from(begun, config, extras).await.context("the agent stopped")
+    }
+
+    /// The file for the node's state. A file of an earlier agent goes if nobody keeps it up to date.
+    fn saved_state(&self) -> anyhow::Result<Option<PathBuf>> {
+        let path = &self.saved_state;
+        match self.until_datastore {
+            UntilDatastore::Close => Ok(Some(path.clone())),
+            UntilDatastore::Open => match std::fs::remove_file(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    Err(error).with_context(|| format!("removing {}", path.display()))
+                }
+                _ => Ok(None),
+            },
+        }
     }
 
     /// Everything but flannel's datastore.
-    fn extras(&self, log_level: LogLevel) -> Extras {
+    fn extras(&self, log_level: LogLevel) -> anyhow::Result<Extras> {
         let (nat_outgoing, encapsulation) = (self.default_pool_nat, self.default_pool_encapsulation);
         let of_ipv6 = self.default_pool_v6.map(IpNet::V6);
         let default_pools = self.default_pool.map(IpNet::V4).into_iter().chain(of_ipv6);
         let default_pools = default_pools.map(|cidr| DefaultPool { cidr, nat_outgoing, encapsulation });
         let policy_only =
             || PolicyOnly { prefixes: self.pod_interface_prefix.clone(), results: self.cni_results.clone() };
-        Extras {
+        Ok(Extras {
             default_pools: default_pools.collect(),
             cni_conf_dir: self.cni_conf_dir.clone(),
             cni_plugins: self.cni_plugins.clone(),
@@ -310,9 +322,9 @@ impl Daemon {
                 ipv4: self.ip_autodetection_method.clone(),
                 ipv6: self.ip6_autodetection_method.clone(),
             },
-            saved_state: (self.until_datastore == UntilDatastore::Close).then(|| self.saved_state.clone()),
+            saved_state: self.saved_state()?,
             log_level: Some(log_level),
-        }
+        })
     }
 }
 

@@ -71,8 +71,8 @@ pub trait Dataplane: Send {
 
 /// Closes pods while the state of their node is unknown: from the start of an agent to the first [`Dataplane::apply`].
 pub trait Hold: Send {
-    /// If no policy is in force in the system, neither of an earlier process nor by an earlier call, puts in force what
-    /// is saved. Returns whether it did. The next call tries again.
+    /// If no policy of an earlier process is in force in the system, puts in force what is saved, or keeps it in force. Returns
+    /// whether something was open. The next call tries again.
     ///
     /// # Errors
     /// The system refuses it.
@@ -81,8 +81,15 @@ pub trait Hold: Send {
 
 /// Why pods could not be closed.
 #[derive(Debug, Error)]
-#[error("{0}")]
-pub struct HoldError(pub String);
+#[error(transparent)]
+pub struct HoldError(Box<dyn std::error::Error + Send + Sync>);
+
+impl HoldError {
+    /// The error of a system, or a message.
+    pub fn new(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(error.into())
+    }
+}
 
 /// The result of a dataplane's work.
 ///

@@ -23,9 +23,9 @@ static CLOSED: LazyLock<PolicyId> = LazyLock::new(|| PolicyId {
 
 /// The part of a [`NodeState`] that needs no policy.
 ///
-/// It names the pods of the node. A direction of a pod to which a policy applied is closed here. The other directions keep
-/// their profiles, as long as these do not depend on the labels of other pods. So nothing in it allows an address that may
-/// have another owner by now, except for the addresses of nodes, from which packets of the overlay come.
+/// It names the pods of the node. A direction of a pod to which a policy applied is closed here. The other direction keeps its
+/// profiles. If a profile depends on the labels of other pods, both directions are closed. So no policy in it allows an address that
+/// may have another owner by now. Packets of the overlay come from the nodes of that time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedState {
@@ -35,7 +35,7 @@ pub struct SavedState {
     nodes: BTreeSet<Member>,
     /// The own addresses of the nodes with tunnel ends.
     tunnels: BTreeSet<IpAddr>,
-    /// The own addresses of the nodes with IPIP.
+    /// The own addresses of further nodes with IPIP.
     ipip: BTreeSet<Ipv4Addr>,
     profiles: Vec<(PolicyId, PolicyRules)>,
     pods: Vec<(EndpointId, Endpoint)>,
@@ -55,15 +55,23 @@ impl SavedState {
         });
         let pods = pods.collect();
         let nodes = state.sets.get(&*ALL_NODES).map(|(_, members)| (**members).clone()).unwrap_or_default();
+        let tunnels: BTreeSet<IpAddr> = state.vteps.values().map(|vtep| vtep.parent).collect();
         Self {
             node: state.node.clone(),
             settings: Settings::clone(&state.settings),
             nodes,
-            tunnels: state.vteps.values().map(|vtep| vtep.parent).collect(),
-            ipip: state.ipip_peers().collect(),
+            ipip: state.ipip_peers().filter(|peer| !tunnels.contains(&IpAddr::V4(*peer))).collect(),
+            tunnels,
             profiles: profiles.into_iter().collect(),
             pods,
         }
+    }
+
+    /// A state of which nothing is known. It has no pods, and leaves the node's own tunnels open.
+    #[must_use]
+    pub fn unknown() -> Self {
+        let settings = Settings { vxlan_ports: BTreeSet::new(), ..Settings::default() };
+        Self { settings, ..Self::default() }
     }
 
     /// The same without the pods, whose interfaces are then closed.

@@ -13,7 +13,7 @@ use tortie_kernel::nftables::leftovers::Marks;
 use tortie_kernel::route::{Address, Change, Link, LinkSetting, Route, RouteSocket};
 
 use crate::Error;
-use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL};
+use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL, is_held};
 use crate::error::tolerate_gone;
 use crate::foreign_chains::ForeignChains;
 
@@ -104,7 +104,8 @@ impl Found {
         if let Some(sign) = running() {
             return Err(Error::CalicoRuns { sign });
         }
-        if Nft::open()?.list(&config.table)?.is_none() {
+        let mut nft = Nft::open()?;
+        if nft.list(&config.table)?.is_none() || is_held(&mut nft, &config.table)? {
             return Err(Error::NotInForce { table: config.table.clone() });
         }
         // One table that cannot be changed must not keep the overlay from being handed over.

@@ -86,7 +86,7 @@ pub enum Error {
     CalicoMissing,
     /// Without Tortie's table, the removal of Calico's policy would open all pods.
     #[error(
-        "Tortie's policy is not in force on this node (there is no nftables table inet {table}), so nothing of Calico is \
+        "Tortie's policy is not in force on this node (there is no nftables table inet {table}, or it only keeps pods closed until the datastore answers), so nothing of Calico is \
          removed; start Tortie's agent first"
     )]
     NotInForce {

@@ -54,7 +54,7 @@ pub use endpoint::endpoint_id;
 pub use error::{Error, KeptRoutes};
 pub use firewall_opening::{FirewallOpening, FirewallOpenings};
 pub use firewall_rules::Opening;
-pub use hold::WindowsHold;
+pub use hold::HeldEndpoints;
 pub use host::Host;
 pub use host_routes::HostRoutes;
 pub use kube_proxy::{kube_proxy_flags, source_vip, source_vips};

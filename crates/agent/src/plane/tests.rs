@@ -52,7 +52,7 @@ async fn a_stuck_dataplane_does_not_fill_the_memory() {
         Watched::new("node"),
         AssignedPods::default(),
         Box::new(Stuck { entered, tokens }),
-        Across::default(),
+        (None, None),
         inbox,
     )
     .unwrap();
@@ -94,7 +94,7 @@ async fn nothing_is_applied_before_the_last_part_of_the_snapshot() {
         Watched::new("node"),
         AssignedPods::default(),
         Box::new(Stuck { entered, tokens }),
-        Across::default(),
+        (None, None),
         inbox,
     )
     .unwrap();
@@ -134,7 +134,7 @@ async fn nothing_is_applied_while_the_datastore_is_locked() {
         Watched::new("node"),
         AssignedPods::default(),
         Box::new(Stuck { entered, tokens }),
-        Across::default(),
+        (None, None),
         inbox,
     )
     .unwrap();
@@ -175,7 +175,7 @@ async fn positions_follow_the_history_that_there_is() {
         Watched::new("node"),
         AssignedPods::default(),
         Box::new(Stuck { entered, tokens }),
-        Across::default(),
+        (None, None),
         inbox,
     )
     .unwrap();

@@ -538,6 +538,7 @@ async fn pods_with_policy_that_have_lost_their_acls_are_closed_without_the_datas
     let (host, services) = (Host::unknown(), Vec::new());
     let (static_rules, network) = (StaticRules::default(), WindowsNetwork::Overlay);
     let platform = Platform::Windows { hcn: hns.clone(), static_rules, host, services, network };
-    tortie_agent::leave_closed(&platform, &saving(bed.dir.path()));
+    let socket = bed.dir.path().join("agent.sock");
+    drop(tortie_agent::begin(NODE, &socket, &platform, &saving(bed.dir.path())).await.unwrap());
     assert_eq!((closing("closed"), closing("free")), (2, 0));
 }

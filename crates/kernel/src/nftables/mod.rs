@@ -261,6 +261,14 @@ impl Nft {
         }
     }
 
+    /// The flags of a table; `None` if there is none of that name.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn flags(&mut self, table: &str) -> Result<Option<u32>> {
+        Ok(self.table(table)?.map(|header| header.flags))
+    }
+
     fn table(&mut self, name: &str) -> Result<Option<TableHeader>> {
         let tables = self.dump(libc::NFT_MSG_GETTABLE, name, |_| ())?;
         let table = tables.iter().find(|table| {

@@ -67,6 +67,10 @@ const LOCAL_PODS_6: &str = "local-pods6";
 pub(super) const NODES_4: &str = "nodes4";
 pub(super) const NODES_6: &str = "nodes6";
 
+/// The chains without which a table judges no packets of pods, or not all.
+pub(super) const JUDGING_CHAINS: [&str; 5] =
+    [FORWARD_FROM, FORWARD_TO, INPUT_FROM, FROM_WORKLOAD, TO_WORKLOAD];
+
 /// The number of the closed program.
 pub(super) const CLOSED: u32 = 0;
 const CLOSED_CHAIN: &str = "closed";
@@ -209,7 +213,7 @@ fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
 /// Packets to the node itself: packets from pods are judged by the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     let mut rules: Vec<Rule> = overlays(node).map(|family| vxlan_guard(vxlan(node), family)).collect();
-    if node.node.is_none() && config.policy_only.is_none() {
+    if node.node.is_none() && config.policy_only.is_none() && !node.settings.vxlan_ports.is_empty() {
         // A Node without an address. An earlier process may have left links, which may have any of these ports.
         let any = || udp_to(node.settings.vxlan_ports.iter().copied());
         rules.extend([Family::V4, Family::V6].map(|family| vxlan_guard(any(), family)));
@@ -284,7 +288,7 @@ fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     let ipip_of_pods = Test::Protocol { numbers: vec![4], invert: false }.exprs();
     let all = [
         (
-            !node.settings.vxlan_from_workloads,
+            !node.settings.vxlan_from_workloads && !node.settings.vxlan_ports.is_empty(),
             udp_to(node.settings.vxlan_ports.iter().copied()),
             "no VXLAN from pods",
         ),

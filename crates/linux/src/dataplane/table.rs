@@ -13,6 +13,7 @@ use super::Config;
 use super::desired_table::{DesiredTable, RenderContext};
 use super::dirty::Dirty;
 use super::from_outside::FromOutside;
+use super::hold;
 use super::missing_modules::{MissingModules, may_be_missing};
 use super::policies::Problem;
 use super::recognition::Recognised;
@@ -44,6 +45,8 @@ pub(super) struct PolicyTable {
     /// The pods' interfaces, if another plugin has connected them.
     pub(super) recognised: Option<Recognised>,
     pub(super) from_outside: FromOutside,
+    /// The name of a set that marks the table.
+    mark: Option<&'static str>,
     /// The callback for changes by others, until the watch begins.
     on_change: Option<ChangeCallback>,
     watch: Option<Watch>,
@@ -71,9 +74,15 @@ impl PolicyTable {
             own_addresses,
             recognised,
             from_outside: FromOutside::default(),
+            mark: None,
             on_change,
             watch,
         })
+    }
+
+    /// Marks the table by an empty set, until another process takes it over.
+    pub(super) fn with_mark(self, mark: &'static str) -> Self {
+        Self { mark: Some(mark), ..self }
     }
 
     /// Sets the node's own addresses with their interfaces, because host endpoints may be identified by them.
@@ -154,12 +163,16 @@ impl PolicyTable {
         self.kernel.is_some()
     }
 
-    /// Of these pods, those that an earlier process did not know by their interfaces. None if there is no table of an earlier process.
+    /// Of these pods, those that an earlier process did not know by their interfaces. None if there is no table of an earlier process,
+    /// or one that only holds.
     pub(super) fn without_entries(
         &mut self,
         state: &NodeState,
         ids: &BTreeSet<EndpointId>,
     ) -> Result<BTreeSet<EndpointId>> {
+        if hold::is_held(&mut self.nft, &self.config.table)? {
+            return Ok(BTreeSet::new());
+        }
         let Some(table) = self.nft.list(&self.config.table)? else { return Ok(BTreeSet::new()) };
         let is_known = |id: &EndpointId| {
             let interface = self.recognised.as_ref()?.interfaces.get(id)?;
@@ -172,9 +185,10 @@ impl PolicyTable {
         Ok(ids.iter().filter(|id| is_known(id) != Some(true)).cloned().collect())
     }
 
-    /// Whether an earlier process may have left a table. A kernel that does not say so has one: whoever asks would replace it.
+    /// Whether an earlier process may have left a table with policy. A kernel that does not say so has one: whoever asks would replace it.
     pub(super) fn may_have_earlier_table(&mut self) -> bool {
-        !matches!(self.nft.list(&self.config.table), Ok(None))
+        let table = &self.config.table;
+        !matches!(hold::is_held(&mut self.nft, table), Ok(true)) && !matches!(self.nft.list(table), Ok(None))
     }
 
     /// The problems of each endpoint's policy.
@@ -256,7 +270,8 @@ impl PolicyTable {
             };
             let mut change = self.desired_table.update(state, &dirty, &Table::default(), &around);
             self.missing_modules.adapt(&mut change);
-            let new = change.into_table(self.flags);
+            let mut new = change.into_table(self.flags);
+            new.sets.extend(self.mark.map(|mark| (mark.to_owned(), hold::mark())));
             self.nft.check_owner(&self.config.table)?;
             let actual = self.nft.list(&self.config.table)?;
             let committed = self.put_whole(&new, actual);

@@ -121,20 +121,42 @@ fn a_table_that_is_removed_while_the_agent_waits_is_replaced() {
     pods.node.stop_store();
     pods.node.start_agent();
     until("the agent waits for the datastore", || pods.node.log().matches("waits for it").count() > 0);
-    let before = output_of(&pods.node.namespace, "nft", &["list", "table", "inet", "tortie"]);
     std::thread::sleep(std::time::Duration::from_secs(2));
-    let after = output_of(&pods.node.namespace, "nft", &["list", "table", "inet", "tortie"]);
-    assert_eq!(before, after, "the earlier table stays as it is");
+    assert_eq!(pods.connections(), ALLOWED, "the earlier table stays");
+    assert!(!pods.node.log().contains("the node had no policy"));
+    // The kernel lets nobody else remove it while this agent owns it.
+    pods.node.kill_agent();
     pods.flush();
+    pods.node.start_agent();
     until("the pods with policy are closed", || pods.is_closed());
     assert_eq!(pods.connections(), ALLOWED);
-    for chain in ["to-workload", "from-workload"] {
-        // A table without rules judges nothing.
+    // A table without rules judges nothing.
+    for chain in ["to-workload", "from-workload", "forward-to", "forward-from"] {
         pods.node.kill_agent();
         assert_eq!(output_of(&pods.node.namespace, "nft", &["flush", "chain", "inet", "tortie", chain]), "");
         pods.node.start_agent();
         until("the pods with policy are closed", || pods.is_closed());
     }
+}
+
+/// While no agent runs, everybody may remove the table. An agent that waits owns it, if the kernel can guard tables.
+#[test]
+fn an_agent_that_waits_guards_the_earlier_table() {
+    let mut pods = Pods::new(&[]);
+    let header = || output_of(&pods.node.namespace, "nft", &["list", "table", "inet", "tortie"]);
+    if !header().contains("flags owner,persist") {
+        eprintln!("NOT asked: this kernel cannot guard tables");
+        return;
+    }
+    pods.node.kill_agent();
+    pods.node.stop_store();
+    pods.node.start_agent();
+    until("the agent owns the table", || {
+        output_of(&pods.node.namespace, "nft", &["list", "table", "inet", "tortie"])
+            .contains("flags owner,persist")
+    });
+    assert_ne!(output_of(&pods.node.namespace, "nft", &["delete", "table", "inet", "tortie"]), "");
+    assert_eq!(pods.connections(), ALLOWED);
 }
 
 /// Without knowledge, everything is closed; without an earlier agent, nothing is.
@@ -148,18 +170,17 @@ fn what_the_saved_state_does_not_prove_is_closed() {
     header["boot_id"] = json!("another");
     let of_another_start = format!("{header}\n{rest}");
     pods.node.stop_store();
+    let of_another_node = good.replacen("\"node\":\"one\"", "\"node\":\"two\"", 1);
     for (text, expected) in [
-        (Some(of_another_start), vec![]),
-        (Some(String::new()), vec![]),
-        (Some(good.replacen("\"egress\":[]", "\"egress\":[ ]", 1)), vec![]),
-        (Some(good.clone()), ALLOWED.to_vec()),
+        (of_another_start, vec![]),
+        (of_another_node, vec![]),
+        (String::new(), vec![]),
+        (good.replacen("\"egress\":[]", "\"egress\":[ ]", 1), vec![]),
+        (good.clone(), ALLOWED.to_vec()),
     ] {
         pods.node.kill_agent();
         pods.flush();
-        match &text {
-            Some(text) => std::fs::write(&path, text).unwrap(),
-            None => std::fs::remove_file(&path).unwrap(),
-        }
+        std::fs::write(&path, &text).unwrap();
         pods.node.start_agent();
         until("the pods with policy are closed", || pods.is_closed());
         assert_eq!(pods.connections(), expected, "{text:?}");
@@ -212,6 +233,11 @@ fn an_agent_that_cannot_run_closes_the_pods_of_another_plugin() {
         assert_eq!(reaches(&server.netns, &client), is_known);
         assert_eq!(reaches(&node.host, &server), is_known, "the node itself, as for probes");
     }
+    // The table of the last agent does not name them. Nobody had looked when they came.
+    let late = node.attach("late", "many");
+    let mut command = node.agent_command(&[]);
+    node.host.run(|| command.output().unwrap()).unwrap();
+    assert!(!reaches(&node.outside, &late), "a pod that came after the first look");
     std::fs::rename(&aside, &credentials).unwrap();
     node.start_agent(&[]);
     until_reaches("the other direction has no policy", &server.netns, &client, true);
