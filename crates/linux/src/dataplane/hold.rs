@@ -4,18 +4,15 @@
 use std::time::Instant;
 
 use tortie_dataplane::{Hold, HoldError, NodeState};
-use tortie_kernel::nftables::{Field, Nft, Op, Set, SetSpec, Table, Transaction};
+use tortie_kernel::nftables::{Op, Table, Transaction};
 
 use super::Config;
 use super::dirty::Dirty;
+use super::held_mark::is_held;
 use super::recognition::Observer;
-use super::sets::set;
 use super::skeleton::JUDGING_CHAINS;
 use super::table::PolicyTable;
 use crate::Result;
-
-/// An empty set that tells a held table from one that has policy in force.
-const HELD: &str = "held-until-the-datastore-answers";
 
 /// Holds a table until the dataplane takes it over, which it can when this has been dropped: a table that the kernel guards has
 /// one owner.
@@ -28,7 +25,7 @@ pub struct HeldTable {
 
 /// The kernel's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum FoundTable {
     /// None, or one without rules.
     Nothing,
     /// That of a process that held.
@@ -44,34 +41,34 @@ impl HeldTable {
     /// As for [`Dataplane::open`](super::Dataplane::open).
     pub fn open(config: Config) -> Result<Self> {
         let observer = config.policy_only.clone().map(Observer::open).transpose()?;
-        let policy = PolicyTable::open(config)?.with_mark(HELD);
+        let policy = PolicyTable::open(config)?.with_mark();
         Ok(Self { policy, observer, unseen: None })
     }
 
-    fn find(&mut self) -> Result<Found> {
+    fn find(&mut self) -> Result<FoundTable> {
         let (nft, table) = (&mut self.policy.nft, &self.policy.config.table);
         for chain in JUDGING_CHAINS {
             if nft.counted_rules(table, chain)?.is_empty() {
-                return Ok(Found::Nothing);
+                return Ok(FoundTable::Nothing);
             }
         }
-        Ok(if nft.set_specs(table)?.contains_key(HELD) { Found::Held } else { Found::InForce })
+        Ok(if is_held(nft, table)? { FoundTable::Held } else { FoundTable::InForce })
     }
 
     fn put_in_force(&mut self, saved: &NodeState) -> Result<bool> {
         let found = self.find()?;
-        if found == Found::InForce {
+        if found == FoundTable::InForce {
             self.guard()?;
             return Ok(false);
         }
         let has_changed = self.look(saved);
-        let is_known = found == Found::Held && self.policy.is_in_kernel();
+        let is_known = found == FoundTable::Held && self.policy.is_in_kernel();
         if !is_known {
             self.policy.resync(saved)?;
         } else if has_changed {
             self.policy.apply(saved, &Dirty::everything(saved))?;
         }
-        Ok(found == Found::Nothing)
+        Ok(found == FoundTable::Nothing)
     }
 
     /// Owns the table of an earlier process, so that nobody else removes it.
@@ -108,17 +105,4 @@ impl Hold for HeldTable {
     fn hold(&mut self, saved: &NodeState) -> std::result::Result<bool, HoldError> {
         self.put_in_force(saved).map_err(HoldError::new)
     }
-}
-
-/// The set that marks a table.
-pub(super) fn mark() -> Set {
-    set(SetSpec::hash(&[Field::Interface]), [])
-}
-
-/// Whether the kernel's table only holds: policy is not in force.
-///
-/// # Errors
-/// The kernel's refusal.
-pub(crate) fn is_held(nft: &mut Nft, table: &str) -> tortie_kernel::Result<bool> {
-    Ok(nft.set_specs(table)?.contains_key(HELD))
 }

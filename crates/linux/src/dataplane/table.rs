@@ -13,7 +13,7 @@ use super::Config;
 use super::desired_table::{DesiredTable, RenderContext};
 use super::dirty::Dirty;
 use super::from_outside::FromOutside;
-use super::hold;
+use super::held_mark::{self, is_held};
 use super::missing_modules::{MissingModules, may_be_missing};
 use super::policies::Problem;
 use super::recognition::Recognised;
@@ -45,8 +45,8 @@ pub(super) struct PolicyTable {
     /// The pods' interfaces, if another plugin has connected them.
     pub(super) recognised: Option<Recognised>,
     pub(super) from_outside: FromOutside,
-    /// The name of a set that marks the table.
-    mark: Option<&'static str>,
+    /// Whether the table only holds.
+    is_held: bool,
     /// The callback for changes by others, until the watch begins.
     on_change: Option<ChangeCallback>,
     watch: Option<Watch>,
@@ -74,15 +74,15 @@ impl PolicyTable {
             own_addresses,
             recognised,
             from_outside: FromOutside::default(),
-            mark: None,
+            is_held: false,
             on_change,
             watch,
         })
     }
 
-    /// Marks the table by an empty set, until another process takes it over.
-    pub(super) fn with_mark(self, mark: &'static str) -> Self {
-        Self { mark: Some(mark), ..self }
+    /// Marks the table, until another process takes it over.
+    pub(super) fn with_mark(self) -> Self {
+        Self { is_held: true, ..self }
     }
 
     /// Sets the node's own addresses with their interfaces, because host endpoints may be identified by them.
@@ -170,7 +170,7 @@ impl PolicyTable {
         state: &NodeState,
         ids: &BTreeSet<EndpointId>,
     ) -> Result<BTreeSet<EndpointId>> {
-        if hold::is_held(&mut self.nft, &self.config.table)? {
+        if is_held(&mut self.nft, &self.config.table)? {
             return Ok(BTreeSet::new());
         }
         let Some(table) = self.nft.list(&self.config.table)? else { return Ok(BTreeSet::new()) };
@@ -188,7 +188,7 @@ impl PolicyTable {
     /// Whether an earlier process may have left a table with policy. A kernel that does not say so has one: whoever asks would replace it.
     pub(super) fn may_have_earlier_table(&mut self) -> bool {
         let table = &self.config.table;
-        !matches!(hold::is_held(&mut self.nft, table), Ok(true)) && !matches!(self.nft.list(table), Ok(None))
+        !matches!(is_held(&mut self.nft, table), Ok(true)) && !matches!(self.nft.list(table), Ok(None))
     }
 
     /// The problems of each endpoint's policy.
@@ -271,7 +271,7 @@ impl PolicyTable {
             let mut change = self.desired_table.update(state, &dirty, &Table::default(), &around);
             self.missing_modules.adapt(&mut change);
             let mut new = change.into_table(self.flags);
-            new.sets.extend(self.mark.map(|mark| (mark.to_owned(), hold::mark())));
+            new.sets.extend(self.is_held.then(held_mark::mark));
             self.nft.check_owner(&self.config.table)?;
             let actual = self.nft.list(&self.config.table)?;
             let committed = self.put_whole(&new, actual);
