@@ -32,6 +32,8 @@ use crate::{flannel, flannel_etcd};
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
 /// The delay before a repair when somebody else has changed something, because changes come in bursts.
 const MEND_INTERVAL: Duration = Duration::from_millis(200);
+/// For how many times the duration of a comparison the next one waits, so that comparisons need a twentieth of the thread's time.
+const SHARE_OF_CHANGES: u32 = 19;
 /// What is in force on the node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InForce {
@@ -138,6 +140,7 @@ fn start_with(
         unavailable,
         report,
         backoff,
+        took: Duration::ZERO,
         logged,
         leases: Arc::default(),
         missing_leases: MissingLeases::default(),
@@ -174,6 +177,8 @@ struct Plane {
     unavailable: BTreeMap<Kind, StoreError>,
     report: Report,
     backoff: Backoff,
+    /// The duration of the last comparison.
+    took: Duration,
     /// The conditions that were logged and still hold.
     logged: BTreeSet<(Reason, String)>,
     /// flannel's leases in etcd.
@@ -331,7 +336,9 @@ impl Plane {
         if self.saver.as_ref().is_some_and(|saver| saver.problem().is_some()) {
             self.save();
         }
+        let begun = Instant::now();
         self.report = self.dataplane.resync(self.calc.state());
+        self.took = begun.elapsed();
         self.publish_in_force();
     }
 
@@ -361,10 +368,11 @@ impl Plane {
     fn next_resync(&mut self) -> Instant {
         let now = Instant::now();
         if self.report.retry {
-            return self.backoff.failed(now);
+            // The thread must have time for changes, too.
+            return self.backoff.failed(now).max(now + self.took);
         }
         self.backoff.succeeded();
-        now + RESYNC_INTERVAL
+        now + RESYNC_INTERVAL.max(self.took * SHARE_OF_CHANGES)
     }
 
     /// Publishes what is in force now.

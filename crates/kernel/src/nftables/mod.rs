@@ -261,6 +261,16 @@ impl Nft {
         }
     }
 
+    /// Whether nobody else can change the table: this connection owns it.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn is_guarded(&mut self, table: &str) -> Result<bool> {
+        let header = self.table(table)?;
+        let is_own = |it: TableHeader| it.flags & Table::OWNER != 0 && it.owner == Some(self.socket.port());
+        Ok(header.is_some_and(is_own))
+    }
+
     /// The flags of a table; `None` if there is none of that name.
     ///
     /// # Errors

@@ -72,6 +72,9 @@ use crate::{Error, Result};
 /// call.
 const FULL_RESYNC: Duration = Duration::from_secs(10);
 
+/// The interval at which the kernel's table is read even if nobody else can have changed it.
+const READ_INTERVAL: Duration = Duration::from_secs(600);
+
 /// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -175,6 +178,8 @@ pub struct Dataplane {
     disturbed: Arc<AtomicBool>,
     /// Time of the last comparison with the kernel.
     compared: Option<Instant>,
+    /// Time of the last reading of the whole table.
+    read: Option<Instant>,
 }
 
 /// Returns the current time, so that a test can decide when something is due.
@@ -211,6 +216,7 @@ impl Dataplane {
             moved: BTreeSet::new(),
             disturbed: Arc::default(),
             compared: None,
+            read: None,
         })
     }
 
@@ -227,10 +233,25 @@ impl Dataplane {
         self.network.pod_mtu.clone()
     }
 
-    /// Host endpoints may be identified by the node's own addresses.
-    fn find_own_addresses(&mut self) -> Result<()> {
-        self.policy.own_addresses(self.network.own_addresses()?);
-        Ok(())
+    /// Host endpoints may be identified by the node's own addresses. Returns whether these have changed.
+    fn find_own_addresses(&mut self) -> Result<bool> {
+        Ok(self.policy.own_addresses(self.network.own_addresses()?))
+    }
+
+    /// Compares policy with the kernel's, reads the kernel's table if somebody may have changed it, and applies what has changed beside the
+    /// state.
+    fn verify_policy(&mut self, state: &NodeState, dirty: &mut Dirty, may_differ: bool) -> Result<()> {
+        if !state.host_endpoints.is_empty() {
+            let found = self.find_own_addresses();
+            if found.is_err() {
+                self.policy.forget_kernel();
+            }
+            if found? {
+                dirty.hosts.extend(state.host_endpoints.keys().cloned());
+                dirty.skeleton = true;
+            }
+        }
+        if may_differ { self.policy.resync(state) } else { self.policy.verify(state, dirty) }
     }
 
     /// Collects the objects that the deltas concern, and the addresses that endpoints had before them.
@@ -448,7 +469,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
         // Policy first: no route leads to a pod before its policy exists.
         let policy = match dirty.hosts.is_empty() {
             true => Ok(()),
-            false => self.find_own_addresses(),
+            false => self.find_own_addresses().map(drop),
         };
         if policy.is_err() {
             // These changes are not applied, so the next call compares everything.
@@ -512,14 +533,11 @@ impl tortie_dataplane::Dataplane for Dataplane {
         if self.is_blind() {
             return self.report(state, Ok(()), Ok(()));
         }
-        let policy = match state.host_endpoints.is_empty() {
-            true => Ok(()),
-            false => self.find_own_addresses(),
-        };
-        if policy.is_err() {
-            self.policy.forget_kernel();
+        let is_old = self.read.is_none_or(|at| now >= at + READ_INTERVAL);
+        let policy = self.verify_policy(state, &mut dirty, is_disturbed || is_old);
+        if is_disturbed || is_old {
+            self.read = Some(now);
         }
-        let policy = policy.and_then(|()| self.policy.resync(state));
         self.judge_moved(&policy);
         let policy = self.cut_denied(state, dirty, policy);
         let network =

@@ -7,6 +7,7 @@ use std::time::Instant;
 use tortie_api::{Key as ObjectKey, Kind};
 use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
 use tortie_kernel::Error;
+use tortie_kernel::nftables::others::current_generation;
 use tortie_kernel::nftables::{ChangeCallback, Encoded, Key, Nft, Op, Table, Watch};
 
 use super::Config;
@@ -47,6 +48,8 @@ pub(super) struct PolicyTable {
     pub(super) from_outside: FromOutside,
     /// Whether the table only holds.
     is_held: bool,
+    /// The generation of the kernel's ruleset before the table was last read, and the number of transactions until then.
+    unchanged_since: Option<(u32, u32)>,
     /// The callback for changes by others, until the watch begins.
     on_change: Option<ChangeCallback>,
     watch: Option<Watch>,
@@ -75,6 +78,7 @@ impl PolicyTable {
             recognised,
             from_outside: FromOutside::default(),
             is_held: false,
+            unchanged_since: None,
             on_change,
             watch,
         })
@@ -85,9 +89,12 @@ impl PolicyTable {
         Self { is_held: true, ..self }
     }
 
-    /// Sets the node's own addresses with their interfaces, because host endpoints may be identified by them.
-    pub(super) fn own_addresses(&mut self, addresses: BTreeMap<IpAddr, String>) {
+    /// Sets the node's own addresses with their interfaces, because host endpoints may be identified by them. Returns whether they have
+    /// changed.
+    pub(super) fn own_addresses(&mut self, addresses: BTreeMap<IpAddr, String>) -> bool {
+        let has_changed = self.own_addresses != addresses;
         self.own_addresses = addresses;
+        has_changed
     }
 
     /// Calls `told` when somebody else has changed the table.
@@ -136,6 +143,48 @@ impl PolicyTable {
         Ok(())
     }
 
+    /// Repairs differences of the kernel's table, and applies what has changed. To read a large table takes seconds, so it is not read if
+    /// nobody else can have changed it.
+    pub(super) fn verify(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
+        if !self.is_intact() {
+            return self.resync(state);
+        }
+        self.apply(state, dirty)?;
+        self.look_at_strangers();
+        Ok(self.clear_garbage()?)
+    }
+
+    /// Whether the kernel's table is certainly as this process has left it: nobody else may change it, or nobody has changed anything. What
+    /// was refused, or left out, is tried again.
+    fn is_intact(&mut self) -> bool {
+        if self.kernel.is_none()
+            || !self.refused.is_empty()
+            || self.missing_modules != MissingModules::default()
+        {
+            return false;
+        }
+        match self.nft.is_guarded(&self.config.table) {
+            Ok(true) => true,
+            Ok(false) => self.unchanged_since.is_some_and(|since| self.is_still(since)),
+            Err(error) => {
+                tracing::warn!(%error, "cannot see whether the table is as it should be; Tortie reads it");
+                false
+            }
+        }
+    }
+
+    /// Whether all transactions since a reading were this process's.
+    fn is_still(&self, (generation, commits): (u32, u32)) -> bool {
+        let own = self.nft.commits().wrapping_sub(commits);
+        current_generation().is_ok_and(|now| now == generation.wrapping_add(own))
+    }
+
+    fn look_at_strangers(&mut self) {
+        if self.config.policy_only.is_none() {
+            self.from_outside.look(&mut self.nft, &self.config.table);
+        }
+    }
+
     /// Reads the kernel's table and repairs differences.
     pub(super) fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.refused.clear();
@@ -146,9 +195,7 @@ impl PolicyTable {
             self.missing_modules = MissingModules(missing_modules);
         }
         self.adopt(state)?;
-        if self.config.policy_only.is_none() {
-            self.from_outside.look(&mut self.nft, &self.config.table);
-        }
+        self.look_at_strangers();
         // A foreign base chain in Tortie's table may drop packets even without rules, as long as it exists.
         Ok(self.clear_garbage()?)
     }
@@ -226,7 +273,10 @@ impl PolicyTable {
     /// Compares the whole table with the kernel's. What the kernel refuses is closed, so that one bad policy does not
     /// prevent the others from being enforced.
     fn adopt(&mut self, state: &NodeState) -> Result<()> {
+        // Before the table is read: a transaction of somebody else may come between.
+        let before = current_generation().ok().map(|generation| (generation, self.nft.commits()));
         let adopted = self.adopt_or_close(state);
+        self.unchanged_since = before.filter(|_| adopted.is_ok());
         // The listing and the messages of a large table are several times as large as the table.
         tortie_kernel::memory::release_freed();
         adopted.map_err(|error| {
