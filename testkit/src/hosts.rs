@@ -35,6 +35,7 @@ use tortie_policy::program::Flow;
 use crate::Stateful;
 use crate::clusters::Objects;
 use crate::frames;
+use crate::kernel::open;
 use crate::links::{OTHERS, end, keep_to_one_processor, node_parameters};
 use crate::update::update_calc;
 
@@ -252,7 +253,7 @@ impl Node {
                 [AddressFamily::INET, AddressFamily::INET6].map(|family| raw_socket(family, protocol))
             });
             Ok((
-                Stateful::new(Dataplane::open(config.clone())?),
+                Stateful::new(open(config.clone())?),
                 Conntrack::open()?,
                 receivers.collect::<Result<_>>()?,
                 [

@@ -193,7 +193,7 @@ impl KernelCluster {
     pub fn restart(&mut self, config: &Config, objects: &Objects) -> Result<[Vec<Delta>; 2]> {
         for node in &mut self.nodes {
             node.calc = Calc::new(&*node.name);
-            node.dataplane = Stateful::new(node.namespace.run(|| Dataplane::open(config.clone()))??);
+            node.dataplane = Stateful::new(node.namespace.run(|| open(config.clone()))??);
         }
         self.objects.clear();
         Ok(self.update_calc(objects))
@@ -337,6 +337,13 @@ impl Traffic {
     }
 }
 
+/// A dataplane whose clock moves on by an hour at each look, so that each comparison reads the kernel's table.
+pub(crate) fn open(config: Config) -> Result<Dataplane> {
+    let (start, hours) = (Instant::now(), AtomicU32::new(0));
+    let clock = move || start + Duration::from_secs(3600) * hours.fetch_add(1, Ordering::Relaxed);
+    Ok(Dataplane::open(config)?.with_clock(Box::new(clock)))
+}
+
 impl Node {
     fn new(name: &str, number: u8, config: &Config) -> Result<Self> {
         let (namespace, outside) = (NetNs::create()?, NetNs::create()?);
@@ -345,7 +352,7 @@ impl Node {
         namespace.run(node_parameters)??;
         let world = end(&namespace, (WORLD, mac), &outside, WORLD)?;
         let (dataplane, conntrack, mut routes) = namespace.run(|| -> Result<_> {
-            Ok((Stateful::new(Dataplane::open(config.clone())?), Conntrack::open()?, RouteSocket::open()?))
+            Ok((Stateful::new(open(config.clone())?), Conntrack::open()?, RouteSocket::open()?))
         })??;
         let link = namespace.run(|| interface_index(WORLD))??;
         for (gateway, all) in GATEWAYS.into_iter().zip(["0.0.0.0/0", "::/0"]) {

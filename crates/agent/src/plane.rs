@@ -367,12 +367,11 @@ impl Plane {
     /// The time of the next resync after a call of the dataplane.
     fn next_resync(&mut self) -> Instant {
         let now = Instant::now();
-        if self.report.retry {
-            // The thread must have time for changes, too.
-            return self.backoff.failed(now).max(now + self.took);
+        let retry = self.report.retry.then(|| self.backoff.failed(now));
+        if retry.is_none() {
+            self.backoff.succeeded();
         }
-        self.backoff.succeeded();
-        now + RESYNC_INTERVAL.max(self.took * SHARE_OF_CHANGES)
+        next_comparison(now, self.took, retry)
     }
 
     /// Publishes what is in force now.
@@ -447,6 +446,15 @@ impl Plane {
             tracing::info!(%reason, "resolved: {message}");
         }
         self.logged = now;
+    }
+}
+
+/// The time of the next comparison after one that took so long: the thread must have time for changes. After a failure it is when the
+/// backoff says, as soon as there was as much time for changes as for the comparison.
+fn next_comparison(now: Instant, took: Duration, retry: Option<Instant>) -> Instant {
+    match retry {
+        Some(at) => at.max(now + took),
+        None => now + RESYNC_INTERVAL.max(took * SHARE_OF_CHANGES),
     }
 }
 

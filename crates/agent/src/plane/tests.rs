@@ -192,3 +192,21 @@ async fn positions_follow_the_history_that_there_is() {
     assert!(!now.given.reach(&[(Kind::Tier, Position(1))].into_iter().collect()));
     assert!(now.given.reach(&at(3_000)));
 }
+
+#[test]
+fn comparisons_leave_time_for_changes() {
+    let now = Instant::now();
+    let seconds = Duration::from_secs;
+    for (took, retry, expected) in [
+        (Duration::ZERO, None, RESYNC_INTERVAL),
+        (seconds(2), None, seconds(38)),
+        (seconds(2), Some(Duration::from_millis(100)), seconds(2)),
+        (seconds(2), Some(seconds(30)), seconds(30)),
+    ] {
+        assert_eq!(
+            next_comparison(now, took, retry.map(|delay| now + delay)),
+            now + expected,
+            "{took:?}, {retry:?}"
+        );
+    }
+}

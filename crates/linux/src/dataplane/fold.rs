@@ -4,10 +4,10 @@
 //! differ only in one field, and match alternatives of that field, become one with the values of both: a policy with
 //! a rule for each of a hundred ports becomes one nftables rule with a set of ports.
 
-use std::collections::HashMap;
-use std::mem;
+use std::collections::{BTreeMap, HashMap};
 
 use super::packet_test::{Conjunction, PacketEnd, Test};
+use super::sets::Ranges;
 
 /// A field whose values can be merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +53,8 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
     let mut joined: Vec<(Conjunction, Vec<T>)> = Vec::with_capacity(all.len());
     // By all tests except that of the field: the index, and the position of the field's test.
     let mut alike: HashMap<Conjunction, (usize, usize)> = HashMap::new();
+    // Merged at the end, because each merge costs as much as the result is long.
+    let mut more: BTreeMap<(usize, usize), Vec<Test>> = BTreeMap::new();
     for (mut tests, origins) in all {
         let Some(position) = tests.iter().position(|test| joint.is_matched_by(test)) else {
             joined.push((tests, origins));
@@ -61,9 +63,8 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
         let test = tests.remove(position);
         match alike.get(&tests) {
             Some((index, position)) => {
-                let (other, its_origins) = &mut joined[*index];
-                other[*position].absorb(test);
-                its_origins.extend(origins);
+                more.entry((*index, *position)).or_default().push(test);
+                joined[*index].1.extend(origins);
             }
             None => {
                 let rest = tests.clone();
@@ -72,6 +73,9 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
                 joined.push((tests, origins));
             }
         }
+    }
+    for ((index, position), tests) in more {
+        joined[index].0[position].absorb(tests);
     }
     // A field that may have any value needs no test.
     for (tests, _) in &mut joined {
@@ -86,17 +90,25 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
 }
 
 impl Test {
-    /// Adds the values of another test of the same field.
-    fn absorb(&mut self, other: Test) {
-        match (self, other) {
-            (Self::Protocol { numbers, .. }, Self::Protocol { numbers: others, .. }) => {
-                numbers.extend(others);
+    /// Adds the values of other tests of the same field.
+    fn absorb(&mut self, others: Vec<Test>) {
+        match self {
+            Self::Protocol { numbers, .. } => {
+                let of_others = others.into_iter().filter_map(|other| match other {
+                    Self::Protocol { numbers, .. } => Some(numbers),
+                    _ => None,
+                });
+                numbers.extend(of_others.flatten());
                 numbers.sort_unstable();
                 numbers.dedup();
             }
-            (Self::Address { ranges, .. }, Self::Address { ranges: others, .. })
-            | (Self::Port { ranges, .. }, Self::Port { ranges: others, .. }) => {
-                *ranges = mem::take(ranges).union(&others);
+            Self::Address { ranges, .. } | Self::Port { ranges, .. } => {
+                let of_others = others.iter().filter_map(|other| match other {
+                    Self::Address { ranges, .. } | Self::Port { ranges, .. } => Some(ranges),
+                    _ => None,
+                });
+                let all = of_others.chain([&*ranges]).flat_map(Ranges::iter).copied().collect();
+                *ranges = Ranges::new(all);
             }
             _ => unreachable!("tests that are not of one field"),
         }

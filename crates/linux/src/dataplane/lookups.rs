@@ -12,6 +12,7 @@ use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::{Key, Set, SetSpec, Value};
 use tortie_policy::program::{Member, PolicyId, SetId};
 
+use super::dirty::ChangedSet;
 use super::fold::fold;
 use super::packet_test::{Conjunction, Keyed, PacketEnd, Test, Then};
 use super::policies::{Line, Lines};
@@ -78,14 +79,36 @@ impl Lookup {
         SetSpec { counts: self.counts, ..self.key.spec() }
     }
 
-    /// The keys that are added or removed with a member of a set, each with whether it is wanted.
-    pub(super) fn affected(&self, state: &NodeState, id: &SetId, member: &Member) -> BTreeMap<Key, bool> {
-        let Some(address) = single(member, self.key.family) else { return BTreeMap::new() };
-        let from = self.sources.iter().filter(|source| source.addresses == Addresses::Of(id.clone()));
-        let keys: BTreeSet<_> = from.flat_map(|source| source.keys(&address)).collect();
-        let wanted =
-            |key: &Key| self.sources.iter().any(|source| source.yields(key, &address, member, state));
-        keys.into_iter().map(|key| (key, wanted(&key))).collect()
+    /// The keys that are added or removed with members of sets, each with whether it is wanted.
+    pub(super) fn affected(
+        &self,
+        state: &NodeState,
+        changed: &BTreeMap<SetId, ChangedSet>,
+    ) -> BTreeMap<Key, bool> {
+        let (mut keys, mut addresses) = (BTreeMap::new(), BTreeMap::new());
+        for source in &self.sources {
+            let Addresses::Of(id) = &source.addresses else { continue };
+            let Some(ChangedSet::Members(members)) = changed.get(id) else { continue };
+            for member in members {
+                let Some(address) = single(member, self.key.family) else { continue };
+                keys.extend(source.keys(&address).map(|key| (key, false)));
+                addresses.insert(address, *member);
+            }
+        }
+        if keys.is_empty() {
+            return keys;
+        }
+        // Another rule may want a key of a member that has gone. There may be as many rules as changed sets.
+        for source in &self.sources {
+            for (address, _) in
+                addresses.iter().filter(|(address, member)| source.has(address, member, state))
+            {
+                for key in source.keys(address) {
+                    keys.entry(key).and_modify(|is_wanted| *is_wanted = true);
+                }
+            }
+        }
+        keys
     }
 }
 
@@ -146,13 +169,11 @@ impl Source {
         self.tails.iter().filter_map(|tail| Key::new(&[address.bytes(), tail].concat()))
     }
 
-    fn yields(&self, key: &Key, address: &Key, member: &Member, state: &NodeState) -> bool {
-        let has_address = || match &self.addresses {
+    fn has(&self, address: &Key, member: &Member, state: &NodeState) -> bool {
+        match &self.addresses {
             Addresses::These(keys) => keys.contains(address),
             Addresses::Of(id) => state.sets.get(id).is_some_and(|(_, members)| members.contains(member)),
-        };
-        let tail = key.bytes().get(address.bytes().len()..);
-        tail.is_some_and(|tail| self.tails.contains(tail)) && has_address()
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use tortie_kernel::nftables::{CmpOp, Expr, MetaKey, Verdict};
 ///
 /// The order is that in which closed interfaces may get their programs again: each slot after those that may have
 /// settled its packets before, and pods last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Slot {
     HostUntrackedIn,
     HostUntrackedOut,

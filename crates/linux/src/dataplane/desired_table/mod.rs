@@ -1,7 +1,7 @@
 //! Derives the desired table of policy from the objects of the node state: which parts are added, changed and removed
 //! with them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use tortie_api::net::Direction;
@@ -110,6 +110,8 @@ struct Objects {
     host_interfaces: BTreeSet<String>,
     programs: BTreeSet<String>,
     policies: BTreeSet<PolicyId>,
+    /// The names of programs by their places in memory, which the node state keeps during an update.
+    names: HashMap<(usize, Slot), String>,
 }
 
 /// The data needed in addition to the node state.
@@ -178,7 +180,7 @@ impl DesiredTable {
     /// change.
     pub(super) fn concerned(&self, dirty: &Dirty, change: &Change) -> Interfaces {
         let policy_changes = |id: &PolicyId| {
-            let names = |policy: &Policy| dirty.sets.keys().any(|set| policy.names(set));
+            let names = |policy: &Policy| policy.names_one(|set| dirty.sets.contains_key(set));
             change.policies.contains(id) || self.policies.get(id).is_none_or(names)
         };
         let changes = |(name, program): (&String, &Program)| {
@@ -345,7 +347,9 @@ impl DesiredTable {
     ) -> Programs {
         let mut names = Programs::new();
         for (slot, program) in programs {
-            let name = program_name(program, *slot);
+            // Pods share programs, whose names are long to compute.
+            let shared = (std::ptr::from_ref(*program).addr(), *slot);
+            let name = affected.names.entry(shared).or_insert_with(|| program_name(program, *slot)).clone();
             if !self.programs.contains_key(&name) {
                 self.begin(&name, ProgramSpec::new(program, *slot), affected);
             }
@@ -397,7 +401,7 @@ impl DesiredTable {
         affected.policies.extend(known.cloned());
         if !reshaped.is_empty() {
             let about =
-                self.policies.iter().filter(|(_, policy)| reshaped.iter().any(|set| policy.names(set)));
+                self.policies.iter().filter(|(_, policy)| policy.names_one(|set| reshaped.contains(set)));
             affected.policies.extend(about.map(|(id, _)| id.clone()));
         }
     }
@@ -432,10 +436,10 @@ impl DesiredTable {
         for policy in affected.policies.iter().filter_map(|id| self.policies.get(id)) {
             affected.programs.extend(policy.programs.iter().cloned());
         }
-        let replaced = dirty.sets.iter().filter(|(_, what)| **what == ChangedSet::Whole);
-        let replaced: Vec<_> = replaced.map(|(id, _)| id).collect();
-        if !replaced.is_empty() {
-            let names_replaced = |policy: &Policy| replaced.iter().any(|set| policy.names(set));
+        let is_replaced = |what: &ChangedSet| *what == ChangedSet::Whole;
+        if dirty.sets.values().any(is_replaced) {
+            let names_replaced =
+                |policy: &Policy| policy.names_one(|set| dirty.sets.get(set).is_some_and(is_replaced));
             let policies = self.policies.values().filter(|policy| names_replaced(policy));
             let looks_up = |name: &&String| {
                 self.programs.get(*name).is_some_and(|program| !program.written.lookups.is_empty())
@@ -546,11 +550,8 @@ impl DesiredTable {
     fn update_lookups(&self, state: &NodeState, dirty: &Dirty, affected: &Objects, change: &mut Change) {
         let unaffected = self.programs.iter().filter(|(name, _)| !affected.programs.contains(*name));
         for (name, lookup) in unaffected.flat_map(|(_, program)| &program.written.lookups) {
-            for (id, what) in &dirty.sets {
-                let ChangedSet::Members(members) = what else { continue };
-                for (key, wanted) in members.iter().flat_map(|member| lookup.affected(state, id, member)) {
-                    change.element(name, || lookup.spec(), key, wanted.then(Value::default));
-                }
+            for (key, wanted) in lookup.affected(state, &dirty.sets) {
+                change.element(name, || lookup.spec(), key, wanted.then(Value::default));
             }
         }
     }
@@ -573,8 +574,9 @@ impl Policy {
         &self.lines[index(direction)]
     }
 
-    fn names(&self, set: &SetId) -> bool {
-        self.lines.iter().any(|lines| lines.sets.contains(set))
+    /// Whether it names a set for which this holds.
+    fn names_one(&self, is_meant: impl Fn(&SetId) -> bool) -> bool {
+        self.lines.iter().flat_map(|lines| &lines.sets).any(is_meant)
     }
 }
 

@@ -130,6 +130,36 @@ fn nothing_is_left_over_after_a_refused_removal() {
     assert!(client.reaches(&server, 80));
 }
 
+/// Without a watch, and on a kernel that does not guard the table: the table is read if there was a transaction of somebody else.
+#[test]
+fn a_comparison_finds_what_others_have_changed() {
+    let config = Config { guard_table: false, ..Config::default() };
+    let (mut node, client, server) = closed_server_on(Node::with(&Underlay::new(), 1, config));
+    let vandals: [&[&str]; 4] = [
+        &["insert", "rule", "inet", "tortie", "to-workload", "accept"],
+        &["flush", "chain", "inet", "tortie", "to-workload"],
+        &["flush", "ruleset"],
+        &["insert", "rule", "inet", "tortie", "to-workload", "accept"],
+    ];
+    for (round, vandal) in vandals.into_iter().enumerate() {
+        assert_eq!(node.resync(), Report::default());
+        assert!(client.is_cut_off(server.address, 80), "round {round}");
+        // Transactions of this process, and of somebody else elsewhere, come between.
+        let closed = ingress(&["closed"], EndOfTier::Deny);
+        for program in [open(), closed].into_iter().take(2 * (round % 2)) {
+            node.program(&server, program);
+        }
+        if round == 1 {
+            assert!(nft(&node, &["add", "table", "inet", "other"]).status.success());
+            assert_eq!(node.resync(), Report::default());
+        }
+        assert!(nft(&node, vandal).status.success());
+        assert!(client.reaches(&server, 80), "{vandal:?}");
+    }
+    assert_eq!(node.resync(), Report::default());
+    assert!(client.is_cut_off(server.address, 80));
+}
+
 #[test]
 fn a_table_of_another_running_process_is_kept_and_reported() {
     let (node, ..) = closed_server();
