@@ -122,6 +122,15 @@ impl Random {
     }
 }
 
+/// The first state of a test's own generator of numbers, which is never zero: that of `PROPTEST_RNG_SEED`, otherwise a random one. Prints
+/// the command that repeats the test.
+#[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
+pub fn first_number() -> u64 {
+    println!("{}", repeated());
+    // Neighbouring seeds give numbers that have nothing in common.
+    seed_of(repeat::seed(), 1) | 1
+}
+
 /// The command that repeats this thread's test with all of its cases.
 fn repeated() -> String {
     repeat::command(repeat::seed(), std::env::var("PROPTEST_CASES").ok().as_deref())
