@@ -56,6 +56,8 @@ pub enum Reason {
     ClientAddressHidden,
     /// The configuration for the container runtime cannot be written.
     CniConfigNotWritten,
+    /// The node's connection tracking is nearly full.
+    ConnectionsNearLimit,
     /// The datastore is locked, so its changes are not applied.
     DatastoreLocked,
     /// An object of HNS is not as required.
@@ -183,6 +185,7 @@ impl Reason {
             | CalicoVersionUnknown
             | ClientAddressHidden
             | CniConfigNotWritten
+            | ConnectionsNearLimit
             | FirewallNotOpen
             | ForeignAcl
             | ForeignChainMayDrop

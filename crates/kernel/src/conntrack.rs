@@ -1,6 +1,6 @@
 //! The kernel's connection tracking table (`linux/netfilter/nfnetlink_conntrack.h`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tortie_api::net::{Flow, Protocol};
@@ -39,6 +39,19 @@ impl Conntrack {
     pub fn addresses(&mut self) -> Result<BTreeSet<IpAddr>> {
         let connections = self.socket.dump(&message(GET, |_| ())).map_err(refused("list connections"))?;
         Ok(connections.iter().flat_map(addresses_of).collect())
+    }
+
+    /// The number of connections by the address that began them.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub fn by_source(&mut self) -> Result<BTreeMap<IpAddr, usize>> {
+        let connections = self.socket.dump(&message(GET, |_| ())).map_err(refused("list connections"))?;
+        let mut counts = BTreeMap::new();
+        for flow in connections.iter().filter_map(flow_of) {
+            *counts.entry(flow.source).or_default() += 1;
+        }
+        Ok(counts)
     }
 
     /// Removes the connections from, to or translated with one of these addresses, and returns their number.

@@ -5,7 +5,7 @@
 //! Nobody may inherit connections: before an address is reused, [`Forgetter::wait_for`] must be called. It waits only
 //! if the address is still queued.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +67,14 @@ impl Forgetter {
     /// An error of the kernel.
     pub(super) fn addresses(&self) -> Result<BTreeSet<IpAddr>> {
         lock(&self.work.conntrack).addresses()
+    }
+
+    /// The number of connections by the address that began them.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub(super) fn connections(&self) -> Result<BTreeMap<IpAddr, usize>> {
+        lock(&self.work.conntrack).by_source()
     }
 
     /// Schedules the removal of the connections of these addresses.

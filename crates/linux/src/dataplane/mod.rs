@@ -35,6 +35,7 @@ mod skeleton;
 mod slots;
 mod staged;
 mod table;
+mod tracking;
 mod untracked_overlay;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -66,6 +67,7 @@ pub(crate) use self::overlay::MARK as OVERLAY_MARK;
 use self::peers::{NetworkChange, Peers};
 use self::recognition::Observer;
 use self::table::PolicyTable;
+use self::tracking::Tracking;
 use crate::{Error, Result};
 
 /// The interval of full comparisons with the kernel while single pods are pending. Pending pods are checked at each
@@ -99,6 +101,8 @@ pub struct Config {
     /// The maximum number of rules of a tier that are evaluated one after another. In a tier with more, rules with
     /// addresses, protocols and ports become lookups in sets.
     pub rules_in_a_row: usize,
+    /// The number of connections at which connection tracking counts as full; none for the kernel's limit.
+    pub most_connections: Option<usize>,
     /// If another CNI plugin connects the pods: how their interfaces are recognised. The dataplane then enforces policy,
     /// and leaves routes, links and kernel parameters alone.
     pub policy_only: Option<PolicyOnly>,
@@ -125,6 +129,7 @@ impl Default for Config {
             vxlan_v6_device: "vxlan-v6.calico".to_owned(),
             ipip_device: "tunl0".to_owned(),
             rules_in_a_row: 32,
+            most_connections: None,
             policy_only: None,
         }
     }
@@ -154,6 +159,7 @@ pub struct Dataplane {
     network: Network,
     forgetter: Forgetter,
     foreign_tables: ForeignTables,
+    tracking: Tracking,
     /// Time of the last full resync, while only individual pods are pending, for instance for their links.
     waiting: Option<Instant>,
     /// The number of pods with ports of the node.
@@ -193,6 +199,7 @@ impl Dataplane {
     /// A connection could not be opened; it needs CAP_NET_ADMIN in the namespace.
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
+        let tracking = Tracking::new(config.most_connections);
         let observer = config.policy_only.clone().map(Observer::open).transpose()?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
         let (endpoints, released, foreign_tables) = Default::default();
@@ -204,6 +211,7 @@ impl Dataplane {
             network,
             forgetter,
             foreign_tables,
+            tracking,
             waiting: None,
             host_port_pods: 0,
             clock: Box::new(Instant::now),
@@ -433,6 +441,7 @@ impl Dataplane {
             report.node.extend(self.policy.from_outside.condition());
         }
         report.node.extend(self.foreign_tables.conditions());
+        report.node.extend(self.tracking.condition());
         if let Err(error) = policy {
             let reason = Reason::PolicyNotInForce;
             report.retry = true;
@@ -543,6 +552,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let network =
             self.network_if_policed(state, NetworkChange::Everything, |network, _| network.resync(state));
         self.foreign_tables.look(&self.policy.config.table, self.policy.nft.commits(), now);
+        self.tracking.look(state, &self.forgetter, now);
         let report = self.report(state, policy, network);
         self.waiting = (report.retry && report.node_failures().next().is_none()).then_some(now);
         report

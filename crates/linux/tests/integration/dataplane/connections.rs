@@ -1,6 +1,6 @@
 //! Connections of addresses that change owners: nobody inherits them, on the real kernel.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -212,4 +212,32 @@ fn a_cut_flow_does_not_continue() {
         silent = if arrives() { 0 } else { silent + 1 };
         std::thread::sleep(Duration::from_millis(10)); // not faster than the flow can be cut
     }
+}
+
+/// A pod that sends from many ports may fill the table for all.
+#[test]
+fn a_pod_that_nearly_fills_connection_tracking_is_named() {
+    let config = Config { most_connections: Some(100), ..Config::default() };
+    let mut node = Node::with(&Underlay::new(), 1, config);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    let send = |count: u16| {
+        let from = (0..count).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap());
+        from.for_each(|socket| drop(socket.send_to(b"x", (server.address, 9)).unwrap()));
+    };
+    client.namespace.run(|| send(79)).unwrap();
+    assert_eq!(node.resync(), Report::default());
+    client.namespace.run(|| send(1)).unwrap();
+    let report = node.resync();
+    let [condition] = report.node.as_slice() else { panic!("{report:?}") };
+    assert_eq!(condition.reason, Reason::ConnectionsNearLimit);
+    let share = format!("{}/{} has begun 80", client.id().namespace, client.id().pod);
+    assert!(condition.message.contains(&share), "{condition}");
+    assert_eq!(condition.about, [(&client.id()).into()]);
+    assert!(!report.retry, "policy is in force");
+
+    node.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
+    assert_eq!(node.resync(), Report::default());
 }
