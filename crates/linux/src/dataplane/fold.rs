@@ -114,3 +114,88 @@ impl Test {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use proptest::prelude::*;
+    use tortie_kernel::nftables::Key;
+
+    use super::super::packet_test::port_ranges;
+    use super::super::sets::{Family, ranges};
+    use super::*;
+
+    /// A packet: protocol, destination port, last byte of the source.
+    type Packet = (u8, u16, u8);
+
+    const PROTOCOLS: [u8; 3] = [6, 17, 132];
+
+    fn address(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    /// A conjunction about some of the fields, each with one value or the opposite.
+    fn conjunction() -> impl Strategy<Value = Conjunction> {
+        let protocol = prop::option::of((prop::sample::select(PROTOCOLS.to_vec()), any::<bool>()));
+        let port = prop::option::weighted(0.8, (0u16..12, 0u16..2, prop::bool::weighted(0.1)));
+        let source = prop::option::of((0u8..6, prop::bool::weighted(0.1)));
+        (protocol, port, source).prop_map(|(protocol, port, source)| {
+            let protocol =
+                protocol.map(|(number, invert)| Test::Protocol { numbers: vec![number], invert });
+            let port = port.map(|(first, more, invert)| Test::Port {
+                side: PacketEnd::Destination,
+                ranges: port_ranges([(first, first + more)].into_iter()),
+                invert,
+            });
+            let source = source.map(|(last, invert)| Test::Address {
+                side: PacketEnd::Source,
+                family: Family::V4,
+                ranges: ranges([address(last).into()]),
+                invert,
+            });
+            protocol.into_iter().chain(port).chain(source).collect()
+        })
+    }
+
+    fn holds(test: &Test, (protocol, port, source): Packet) -> bool {
+        let has = |ranges: &Ranges, key: Key| ranges.iter().any(|(first, last)| (first..=last).contains(&&key));
+        match test {
+            Test::Protocol { numbers, invert } => numbers.contains(&protocol) != *invert,
+            Test::Port { ranges, invert, .. } => has(ranges, Key::port(port)) != *invert,
+            Test::Address { ranges, invert, .. } => has(ranges, Key::address(address(source))) != *invert,
+            _ => unreachable!("no such test is in a conjunction"),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn merged_conjunctions_match_the_same_packets(all in prop::collection::vec(conjunction(), 0..40)) {
+            let folded = fold(all.iter().cloned().zip((0..).map(|number| vec![number])).collect());
+            for packet in PROTOCOLS.into_iter().flat_map(|protocol| {
+                (0..14).flat_map(move |port| (0..7).map(move |source| (protocol, port, source)))
+            }) {
+                let matches = |tests: &Conjunction| tests.iter().all(|test| holds(test, packet));
+                prop_assert_eq!(
+                    folded.iter().any(|(tests, _)| matches(tests)), all.iter().any(matches), "{:?}", packet
+                );
+            }
+            let mut origins: Vec<i32> = folded.into_iter().flat_map(|(_, origins)| origins).collect();
+            origins.sort_unstable();
+            prop_assert_eq!(origins, (0..all.len() as i32).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_hundred_ports_of_one_peer_are_one_conjunction() {
+        let of_port = |port: u16| {
+            let ranges = port_ranges([(2 * port, 2 * port)].into_iter());
+            vec![Test::Port { side: PacketEnd::Destination, ranges, invert: false }]
+        };
+        let folded = fold((0..100).map(|port| (of_port(port), vec![port])).collect());
+        let [(tests, origins)] = folded.as_slice() else { panic!("{folded:?}") };
+        assert_eq!(origins.len(), 100);
+        let all = port_ranges((0..100).map(|port| (2 * port, 2 * port)));
+        assert_eq!(*tests, [Test::Port { side: PacketEnd::Destination, ranges: all, invert: false }]);
+    }
+}
