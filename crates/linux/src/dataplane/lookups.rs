@@ -299,3 +299,59 @@ fn single(member: &Member, family: Family) -> Option<Key> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tortie_policy::program::SetKind;
+
+    use super::*;
+
+    fn net(last: u8) -> Member {
+        Member::Net(IpNet::from(IpAddr::from([10, 0, 0, last])))
+    }
+
+    fn key(last: u8) -> Key {
+        Key::address(IpAddr::from([10, 0, 0, last]))
+    }
+
+    /// A lookup by the addresses of two sets and of a rule, and sets with these members.
+    fn lookup(members: [&[u8]; 2]) -> (Lookup, NodeState) {
+        let source = |addresses| Source { addresses, tails: BTreeSet::from([Vec::new()]) };
+        let of = |name: &str| source(Addresses::Of(SetId::new(name)));
+        let sources = vec![of("one"), of("two"), source(Addresses::These(vec![key(9)]))];
+        let key = Keyed::address(PacketEnd::Source, Family::V4);
+        let sets = ["one", "two"].into_iter().zip(members).map(|(name, members)| {
+            let members: BTreeSet<Member> = members.iter().copied().map(net).collect();
+            (SetId::new(name), (SetKind::Nets, members.into()))
+        });
+        let state = NodeState { sets: sets.collect(), ..NodeState::default() };
+        (Lookup { key, sources, keys: 0, counts: false }, state)
+    }
+
+    /// A key that a member had stays while another rule or set wants it.
+    #[test]
+    fn a_key_goes_with_the_last_rule_that_wants_it() {
+        for (after, changed, expected) in [
+            ([&[1][..], &[]], vec![("one", 1)], vec![(1, true)]),
+            ([&[], &[]], vec![("one", 1)], vec![(1, false)]),
+            ([&[], &[1]], vec![("one", 1)], vec![(1, true)]),
+            ([&[], &[1]], vec![("one", 1), ("two", 1)], vec![(1, true)]),
+            ([&[], &[]], vec![("one", 1), ("two", 1)], vec![(1, false)]),
+            ([&[], &[2]], vec![("one", 1), ("two", 2)], vec![(1, false), (2, true)]),
+            ([&[], &[]], vec![("two", 9)], vec![(9, true)]),
+            ([&[1], &[1]], vec![("three", 1)], vec![]),
+        ] {
+            let (lookup, state) = lookup(after);
+            let mut sets: BTreeMap<SetId, ChangedSet> = BTreeMap::new();
+            for (name, last) in &changed {
+                sets.insert(SetId::new(*name), ChangedSet::Members([net(*last)].into()));
+            }
+            let expected: BTreeMap<Key, bool> =
+                expected.into_iter().map(|(last, is_wanted)| (key(last), is_wanted)).collect();
+            assert_eq!(lookup.affected(&state, &sets), expected, "{after:?} after {changed:?}");
+        }
+        let (lookup, state) = lookup([&[], &[]]);
+        let whole = BTreeMap::from([(SetId::new("one"), ChangedSet::Whole)]);
+        assert_eq!(lookup.affected(&state, &whole), BTreeMap::new(), "its program is rendered again");
+    }
+}
