@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
+use tortie_kernel::nftables::{Nft, Table};
 
 use crate::foreign_plugin::{self, AGENT, BLOCKED, PORT, connects, listen, reaches, until_reaches};
 use crate::node::{Node, Sandbox, address, output_of, until};
@@ -152,18 +153,18 @@ fn a_table_that_lacks_rules_counts_as_none() {
 #[test]
 fn an_agent_that_waits_guards_the_earlier_table() {
     let mut pods = Pods::new(&[]);
-    let header = || output_of(&pods.node.namespace, "nft", &["list", "table", "inet", "tortie"]);
-    if !header().contains("flags owner,persist") {
+    let flags = |pods: &Pods| {
+        pods.node.namespace.run(|| Nft::open().unwrap().flags("tortie").unwrap().unwrap()).unwrap()
+    };
+    if flags(&pods) != Table::GUARDED {
         eprintln!("NOT asked: this kernel cannot guard tables");
         return;
     }
     pods.node.kill_agent();
     pods.node.stop_store();
+    assert_eq!(flags(&pods), Table::PERSIST);
     pods.node.start_agent();
-    until("the agent owns the table", || {
-        output_of(&pods.node.namespace, "nft", &["list", "table", "inet", "tortie"])
-            .contains("flags owner,persist")
-    });
+    until("the agent owns the table", || flags(&pods) == Table::GUARDED);
     assert_ne!(output_of(&pods.node.namespace, "nft", &["delete", "table", "inet", "tortie"]), "");
     assert_eq!(pods.connections(), ALLOWED);
 }
