@@ -72,6 +72,10 @@ struct Daemon {
     /// Where the CNI plugin stores deletions while the agent is down
     #[arg(long, value_name = "FOLDER", default_value_os_t = local::deletion_queue())]
     deletion_queue: PathBuf,
+    /// Where the agent keeps the identity of an embedded datastore: the first one that it reaches is accepted, and another one is
+    /// refused. By default, store-identity beside the queue of deletions
+    #[arg(long, value_name = "FILE")]
+    store_identity: Option<PathBuf>,
     /// On a Windows node of a lab: the socket of its HNS
     #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
@@ -243,9 +247,11 @@ impl Daemon {
         let node = self.check()?;
         crate::runtime()?.block_on(async {
             let platform = self.platform()?;
+            let beside = || self.deletion_queue.with_file_name("store-identity");
+            let store_identity = self.store_identity.clone().unwrap_or_else(beside);
             let config = Config {
                 node,
-                store: self.store.open().await?,
+                store: self.store.open_remembering(&store_identity).await?,
                 platform,
                 cni_socket: self.cni_socket,
                 control_socket: self.control_socket,

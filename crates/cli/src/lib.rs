@@ -65,6 +65,7 @@ mod signals;
 mod snapshot;
 mod status;
 mod store;
+mod store_files;
 mod table;
 mod targets;
 mod uninstall;

@@ -1,26 +1,30 @@
-//! `tortie store serve`: the embedded datastore for machines without Kubernetes and etcd.
+//! `tortie store`: the embedded datastore for machines without Kubernetes and etcd.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Context;
 use clap::Subcommand;
 use tortie_store::Embedded;
 use tortie_store::rpc::{Limits, TlsFiles, serve_tls, serve_unix};
 
+use crate::store_files::{DataFile, Identity, Init, make_folder};
+
 #[derive(Subcommand)]
 pub(crate) enum StoreCommand {
+    /// Make an embedded datastore in a new file, once
+    Init(Init),
     /// Serve the embedded datastore, until the process is ended
     Serve(Serve),
+    /// Show or replace the identity of an embedded datastore that no process serves
+    Identity(Identity),
 }
 
 #[derive(clap::Args)]
 pub(crate) struct Serve {
-    /// The file with the data, which is created if it does not exist
-    #[arg(long, value_name = "FILE", default_value = "/var/lib/tortie/store.redb")]
-    data: PathBuf,
+    #[command(flatten)]
+    file: DataFile,
     /// The socket for operators on this machine
     #[arg(long, value_name = "PATH", default_value = "/run/tortie/store.sock")]
     socket: PathBuf,
@@ -41,7 +45,9 @@ pub(crate) struct Serve {
 impl StoreCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
+            Self::Init(init) => init.run(),
             Self::Serve(serve) => serve.run(),
+            Self::Identity(identity) => identity.run(),
         }
     }
 }
@@ -49,15 +55,11 @@ impl StoreCommand {
 impl Serve {
     fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("info");
-        for file in [&self.data, &self.socket] {
-            if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-                std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-            }
-        }
+        make_folder(&self.socket)?;
         crate::runtime()?.block_on(async {
-            let store = Arc::new(Embedded::open(&self.data).with_context(|| self.data.display().to_string())?);
+            let store = Arc::new(Embedded::open(&self.file.data)?);
             let on_socket = async {
-                tracing::info!(socket = %self.socket.display(), data = %self.data.display(), "serving operators of this machine");
+                tracing::info!(socket = %self.socket.display(), data = %self.file.data.display(), "serving operators of this machine");
                 serve_unix(store.clone(), &self.socket).await
             };
             let on_network = async {

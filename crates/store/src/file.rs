@@ -10,7 +10,7 @@ use redb::{
 
 use crate::StoreError;
 
-type Open = dyn Fn() -> Result<Database, DatabaseError> + Send + Sync;
+type Open = dyn Fn() -> Result<Database, StoreError> + Send + Sync;
 
 /// A database that can be reopened.
 pub(crate) struct File {
@@ -22,9 +22,9 @@ pub(crate) struct File {
 impl File {
     /// Opens the database. `open` is called again after a failure, when nobody uses the old database any more.
     pub(crate) fn new(
-        open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
+        open: impl Fn() -> Result<Database, StoreError> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
-        let database = RwLock::new(Some(open().map_err(failed)?));
+        let database = RwLock::new(Some(open()?));
         Ok(Self { open: Box::new(open), database })
     }
 
@@ -54,7 +54,7 @@ impl File {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // The file is locked until the old database is closed.
         *database = None;
-        *database = Some((self.open)().map_err(failed)?);
+        *database = Some((self.open)()?);
         Ok(())
     }
 

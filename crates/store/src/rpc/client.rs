@@ -1,5 +1,6 @@
 //! The client.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +15,15 @@ use tonic::{Code, Status};
 use tortie_api::{Key, Kind, Position, Positions};
 
 use super::generated::store_client::StoreClient;
+use super::known_store::{Checked, KnownStore, refused};
 use super::limited::MAX_MESSAGE_BYTES;
-use super::message::{self, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
+use super::message::{
+    self, BarrierReply, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest,
+};
 use super::tls::{Certificates, Reloaded, for_client};
 use crate::follow::{Follow, Source, Watch, follow};
 use crate::{
-    Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+    Endpoints, Epoch, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
 };
 
 /// The name in the certificate of the service.
@@ -33,7 +37,8 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from
 /// A store in another process. It connects on first use, and reconnects after a loss.
 #[derive(Clone)]
 pub struct Remote {
-    client: StoreClient<Channel>,
+    client: StoreClient<Checked>,
+    channel: Checked,
     /// Whether the service has no order of events across kinds.
     watches_by_kind: bool,
 }
@@ -42,7 +47,7 @@ impl Remote {
     /// The store behind a Unix socket.
     #[cfg(unix)]
     #[must_use]
-    pub fn unix(path: &std::path::Path) -> Self {
+    pub fn unix(path: &Path) -> Self {
         let path = path.to_owned();
         // The address is not used, because the connector knows the socket.
         let channel =
@@ -80,10 +85,18 @@ impl Remote {
     }
 
     fn over(channel: Channel) -> Self {
-        let client = StoreClient::new(channel)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        Self { client, watches_by_kind: false }
+        let channel = Checked::new(channel);
+        Self { client: client(&channel), channel, watches_by_kind: false }
+    }
+
+    /// For a client that must not follow another store, such as an agent: accepts the first store that it reaches, which this
+    /// file remembers, and refuses other ones ([`StoreError::OtherStore`]) until somebody removes the file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn remembering(self, file: &Path) -> Result<Self, StoreError> {
+        let channel = self.channel.with(KnownStore::read(file)?);
+        Ok(Self { client: client(&channel), channel, ..self })
     }
 
     /// For a service in front of a datastore without an order of events across kinds, such as etcd: a watch for each kind.
@@ -96,6 +109,12 @@ impl Remote {
         let written = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
         written.into_iter().next().ok_or_else(unanswered)
     }
+}
+
+fn client(channel: &Checked) -> StoreClient<Checked> {
+    StoreClient::new(channel.clone())
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 #[async_trait]
@@ -160,6 +179,14 @@ impl Store for Remote {
             .filter_map(|(plural, position)| Some((message::known_kind(&plural)?, Position(position))))
             .collect())
     }
+
+    /// Services of earlier versions tell no epoch.
+    async fn epoch(&self) -> Result<Option<Epoch>, StoreError> {
+        let reply = self.client.clone().barrier(BarrierRequest { kinds: Vec::new() }).await;
+        let BarrierReply { begin, latest, .. } = reply.map_err(|status| error(status, None))?.into_inner();
+        let epoch = begin.zip(latest);
+        Ok(epoch.map(|(begin, latest)| Epoch { begin: Position(begin), latest: Position(latest) }))
+    }
 }
 
 impl Endpoints for Remote {}
@@ -217,6 +244,9 @@ fn unanswered() -> StoreError {
 
 /// The error of a call that concerns this kind, if it concerns one.
 fn error(status: Status, kind: Option<Kind>) -> StoreError {
+    if let Some(other) = refused(&status) {
+        return other;
+    }
     match (status.code(), kind) {
         (Code::Unimplemented, Some(kind)) => return StoreError::KindAbsent(kind),
         (Code::PermissionDenied, _) => return StoreError::Forbidden(status.message().to_owned()),

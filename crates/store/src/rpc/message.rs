@@ -86,6 +86,11 @@ pub(crate) struct BarrierRequest {
 pub(crate) struct BarrierReply {
     #[prost(map = "string, uint64", tag = "1")]
     pub(crate) positions: HashMap<String, u64>,
+    /// The epoch of the store, if it has epochs.
+    #[prost(uint64, optional, tag = "2")]
+    pub(crate) begin: Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub(crate) latest: Option<u64>,
 }
 
 /// Create (json, no `expected`), update (json, `expected`) or delete (no json).

@@ -13,6 +13,7 @@ use tortie_api::{Kind, Position};
 
 use super::client_identity::{Client, Role};
 use super::generated::store_server::Store as Service;
+use super::known_store::Told;
 use super::limited::Limited;
 use super::listener::{Limits, TlsListener};
 use super::message::{
@@ -71,7 +72,8 @@ pub async fn serve_tls(
 }
 
 fn service(store: Arc<dyn Source>) -> Limited<Offered> {
-    Limited::new(Offered(store))
+    let told = Told(store.id());
+    Limited::new(Offered(store), told)
 }
 
 struct Offered(Arc<dyn Source>);
@@ -145,7 +147,9 @@ impl Service for Offered {
             .iter()
             .filter_map(|kind| Some((kind.plural().to_owned(), positions.of(*kind)?.0)))
             .collect();
-        Ok(Response::new(BarrierReply { positions }))
+        let epoch = self.0.epoch().await.map_err(status)?;
+        let (begin, latest) = (epoch.map(|epoch| epoch.begin.0), epoch.map(|epoch| epoch.latest.0));
+        Ok(Response::new(BarrierReply { positions, begin, latest }))
     }
 
     type WatchStream = BoxStream<'static, Result<EncodedEvent, Status>>;
@@ -205,5 +209,6 @@ fn status(error: StoreError) -> Status {
         StoreError::Forbidden(text) => Status::permission_denied(text),
         StoreError::KindAbsent(_) => Status::unimplemented(text),
         StoreError::Throttled(_) => Status::unavailable(text),
+        StoreError::OtherStore { .. } => Status::failed_precondition(text),
     }
 }

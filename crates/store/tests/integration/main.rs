@@ -7,5 +7,6 @@ mod common;
 mod etcd;
 mod faults;
 mod follow;
+mod history;
 mod kubernetes;
 mod rpc;

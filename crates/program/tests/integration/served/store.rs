@@ -1,4 +1,4 @@
-//! `tortie store serve` and `tortie certs`: a datastore for machines without Kubernetes and etcd.
+//! `tortie store` and `tortie certs`: a datastore for machines without Kubernetes and etcd.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -86,6 +86,7 @@ fn machines_share_a_datastore_by_certificates() {
         "store serve --data d/s.redb --socket s.sock --listen {address} {}",
         files("tortie-certs", "store")
     );
+    expect(folder, "store init --data d/s.redb", 0, "created in d/s.redb");
     let running = serve(folder, &line);
     expect(folder, "store serve --data d/s.redb --socket other.sock", 1, "d/s.redb");
     let on = |dir: &str, name: &str, rest: &str| format!("{rest} --store tls:{address} {}", files(dir, name));
@@ -107,4 +108,50 @@ fn machines_share_a_datastore_by_certificates() {
     expect(folder, "get gns --store unix:s.sock", 0, "s");
     end(running);
     expect(folder, "store serve --listen 127.0.0.1:1", 2, "--tls-authority");
+}
+
+const SUCCESSOR: &str = "11111111-2222-4333-8444-555555555555";
+
+/// A store is made once, by a command of its own: a service that made a missing one would serve an empty cluster.
+#[test]
+fn a_store_is_made_once_and_keeps_its_identity() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
+    expect(
+        folder,
+        "store serve --data d/s.redb --socket s.sock",
+        1,
+        "`tortie store init` makes a store, once",
+    );
+    assert!(!folder.join("d").exists(), "nothing is made");
+    expect(folder, "store identity --data d/s.redb", 1, "d/s.redb: the file does not exist");
+    expect(folder, "store init --data d/s.redb", 0, "created in d/s.redb");
+    let mode = std::fs::metadata(folder.join("d/s.redb")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let identity = || text_of(&command(folder, "store identity --data d/s.redb").output().unwrap());
+    let first = identity();
+    assert_eq!(first.trim().len(), SUCCESSOR.len(), "{first}");
+    expect(folder, "store init --data d/s.redb", 1, "d/s.redb: the file exists already");
+    assert_eq!(identity(), first);
+
+    let running = serve(folder, "store serve --data d/s.redb --socket s.sock");
+    expect(folder, "store identity --data d/s.redb", 1, "served by a process");
+    expect(
+        folder,
+        &format!("store identity --data d/s.redb --replace-with {SUCCESSOR}"),
+        1,
+        "served by a process",
+    );
+    end(running);
+    assert_eq!(identity(), first, "a restart keeps it");
+    let line = format!("store identity --data d/s.redb --replace-with {SUCCESSOR}");
+    expect(folder, &line, 0, SUCCESSOR);
+    assert_eq!(identity().trim(), SUCCESSOR);
+    expect(folder, &format!("store init --data t.redb --identity {SUCCESSOR}"), 0, SUCCESSOR);
+    expect(folder, "store init --data u.redb --identity u", 2, "no identity of a store");
+    for (name, text) in [("empty", ""), ("text", "this is no store, but a text of some length")] {
+        std::fs::write(folder.join(name), text).unwrap();
+        expect(folder, &format!("store serve --data {name} --socket s.sock"), 1, name);
+        assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), text, "it is left alone");
+    }
 }
