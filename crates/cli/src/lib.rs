@@ -65,6 +65,7 @@ mod signals;
 mod snapshot;
 mod status;
 mod store;
+#[cfg(unix)]
 mod store_files;
 mod table;
 mod targets;

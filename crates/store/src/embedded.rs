@@ -3,10 +3,14 @@
 //! One thread writes. Readers use snapshots and wait for nobody. A file has an identity, and whoever opens it begins an epoch,
 //! so that no position of another history counts here.
 
+mod backup;
+mod check;
 mod epochs;
 mod files;
 mod layout;
 mod log_watch;
+mod overlay;
+mod records;
 mod replay;
 #[cfg(test)]
 mod tests;
@@ -21,23 +25,27 @@ use std::time::SystemTime;
 
 use async_trait::async_trait;
 use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use redb::backends::InMemoryBackend;
-use redb::{Database, ReadableTable};
+use redb::{Database, DatabaseError, ReadableTable};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tortie_api::{Key, Kind, Position, Positions};
 
+pub use self::backup::Salvaged;
+pub(crate) use self::backup::{BackupPart, BackupRecord, TakePart, write as write_backup};
+pub use self::check::FileCheck;
 use self::files::ServedFile;
 use self::layout::{LATEST, OBJECTS};
 use self::log_watch::LogWatch;
 use self::writer::Writer;
 use crate::backoff::random_seed;
-use crate::file::{File, failed};
+use crate::file::{Closing, File, failed};
 use crate::follow::{self, Event, Follow, Source, Watch};
 use crate::ring::Events;
 use crate::{
     Endpoints, Epoch, Interest, Page, PageToken, SharedEvent, SharedWatch, Stopped, Store, StoreError,
-    StoreId, Stored, Version, Write, Written, stored_json,
+    StoreId, Stored, Version, Write, Written,
 };
 
 /// The number of writes in the log.
@@ -118,6 +126,30 @@ impl Embedded {
         files::replace_identity(path, id)
     }
 
+    /// Looks for damage in a file that no process serves. Its pages are whole if there is no error.
+    ///
+    /// # Errors
+    /// The file does not exist, is damaged, is in use by another process, or is not a store.
+    pub fn check(path: &Path) -> Result<FileCheck, StoreError> {
+        check::check(path).map_err(|error| files::of_file(path, error))
+    }
+
+    /// Copies a file that no process serves to a new file: as a backup, or from a backup.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is damaged; the new one exists already, or cannot be written.
+    pub fn copy(from: &Path, to: &Path) -> Result<FileCheck, StoreError> {
+        backup::copy(from, to)
+    }
+
+    /// Saves the objects of a damaged file whose records are whole in a new file.
+    ///
+    /// # Errors
+    /// Nothing can be read; the new file exists already, or cannot be written.
+    pub fn repair(from: &Path, to: &Path) -> Result<Salvaged, StoreError> {
+        backup::repair(from, to)
+    }
+
     /// Over an empty database, whose revisions begin with 1.
     fn over_new(file: File) -> Result<Self, StoreError> {
         file.write(|transaction| layout::make(transaction, StoreId::random()))?;
@@ -130,6 +162,13 @@ impl Embedded {
         next: impl FnOnce(Revision) -> Revision,
     ) -> Result<Self, StoreError> {
         let begun = file.write(|transaction| layout::begin(transaction, next))?;
+        for name in file.read(check::objects)?.1 {
+            tracing::error!(
+                object = name,
+                "the record of the object is damaged; it closes what it concerns. Apply or delete the object, or \
+                restore a backup"
+            );
+        }
         served.told.store(begun.begin, Ordering::SeqCst);
         // Nobody else has the value, so it is not set yet.
         let _ = served.begun.set(begun);
@@ -151,6 +190,26 @@ impl Embedded {
             .spawn(move || thread.run(&mut requests))
             .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
         Ok(Self { file, writer, events, latest, id, begin })
+    }
+
+    /// Tells when the file is closed, after the last clone is dropped.
+    #[must_use]
+    pub fn closing(&self) -> Closing {
+        self.file.closing()
+    }
+
+    /// The parts of a backup, all from one moment.
+    pub(crate) fn backup(&self) -> BoxStream<'static, Result<BackupPart, StoreError>> {
+        let (sender, receiver) = mpsc::channel(2);
+        let file = self.file.clone();
+        let gone = || StoreError::Unavailable("nobody takes the backup any more".to_owned());
+        tokio::task::spawn_blocking(move || {
+            let mut take = |part| sender.blocking_send(Ok(part)).map_err(|_| gone());
+            if let Err(error) = file.read(|transaction| backup::read(transaction, &mut take)) {
+                let _ = sender.blocking_send(Err(error));
+            }
+        });
+        stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver))).boxed()
     }
 
     async fn write(&self, write: Write) -> Result<Written, StoreError> {
@@ -187,6 +246,10 @@ impl Latest {
         }
     }
 
+    fn advance_all(&self, latest: Revision) {
+        self.lock().extend(Kind::all().map(|kind| (kind, Position(latest))));
+    }
+
     fn lock(&self) -> MutexGuard<'_, Positions> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -199,7 +262,7 @@ impl Store for Embedded {
             let objects = transaction.open_table(OBJECTS).map_err(failed)?;
             let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
             let found = objects.get(path).map_err(failed)?;
-            found.map(|bytes| decode(key.clone(), bytes.value())).transpose()
+            Ok(found.map(|record| records::stored(key.clone(), path, record.value())))
         })
     }
 
@@ -252,6 +315,10 @@ impl Source for Embedded {
         Some(self.id)
     }
 
+    fn embedded(&self) -> Option<Embedded> {
+        Some(self.clone())
+    }
+
     /// One group: there is one log.
     fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
         vec![interests]
@@ -286,7 +353,8 @@ fn page(file: &File, interest: &Interest, after: Option<PageToken>) -> Result<Pa
             if of != plural {
                 break;
             }
-            let stored = decode(Key::namespaced(interest.kind, namespace, name), record.value())?;
+            let key = Key::namespaced(interest.kind, namespace, name);
+            let stored = records::stored(key, (of, namespace, name), record.value());
             bytes += record.value().len();
             if interest.covers(&stored.key, &stored.value) {
                 items.push(stored);
@@ -304,15 +372,14 @@ fn latest(table: &impl ReadableTable<(), u64>) -> Result<Revision, StoreError> {
     Ok(table.get(()).map_err(failed)?.map_or(0, |revision| revision.value()))
 }
 
-fn revision_of(key: &Key, bytes: &[u8]) -> Result<Revision, StoreError> {
-    let revision = bytes.first_chunk().map(|bytes| Revision::from_be_bytes(*bytes));
-    revision.ok_or_else(|| StoreError::Damaged(format!("{key}: the record is cut off")))
-}
-
-fn decode(key: Key, bytes: &[u8]) -> Result<Stored, StoreError> {
-    let revision = revision_of(&key, bytes)?;
-    let value = stored_json::decode(&key, &bytes[size_of::<Revision>()..]);
-    Ok(Stored::new(key, value, Written::at(revision)))
+/// Converts an error in opening a database.
+fn already_open(error: DatabaseError) -> StoreError {
+    match error {
+        DatabaseError::DatabaseAlreadyOpen => {
+            StoreError::Unavailable("the file is served by a process; end that first".to_owned())
+        }
+        error => failed(error),
+    }
 }
 
 fn stopped() -> StoreError {

@@ -1,7 +1,8 @@
 //! The database of the embedded store. It is reopened after an I/O error, because until then redb refuses everything,
 //! even if a full disk has room again.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::time::{Duration, Instant};
 
 use redb::{
     CommitError, Database, DatabaseError, ReadTransaction, ReadableDatabase, StorageError, TableError,
@@ -17,6 +18,28 @@ pub(crate) struct File {
     open: Box<Open>,
     /// `None` while it cannot be opened.
     database: RwLock<Option<Database>>,
+    /// Fields are dropped in their order: whoever sees that it is gone knows that the database is closed.
+    is_open: Arc<()>,
+}
+
+/// The end of a file's use.
+#[derive(Debug)]
+pub struct Closing(Weak<()>);
+
+impl Closing {
+    /// Waits until nobody uses the file any more, so that it is closed and its next start has nothing to repair; returns whether it
+    /// was in time.
+    #[must_use]
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        while self.0.strong_count() > 0 {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
 }
 
 impl File {
@@ -25,7 +48,11 @@ impl File {
         open: impl Fn() -> Result<Database, StoreError> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
         let database = RwLock::new(Some(open()?));
-        Ok(Self { open: Box::new(open), database })
+        Ok(Self { open: Box::new(open), database, is_open: Arc::default() })
+    }
+
+    pub(crate) fn closing(&self) -> Closing {
+        Closing(Arc::downgrade(&self.is_open))
     }
 
     /// Reads in a transaction, which must not outlive the call.

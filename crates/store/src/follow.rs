@@ -14,7 +14,7 @@ use tortie_api::{Key, Kind, Position};
 
 use crate::backoff::{Backoff, random_seed};
 use crate::tracker::Tracker;
-use crate::{Interest, PageToken, SharedEvent, Store, StoreError, StoreId, Stored};
+use crate::{Embedded, Interest, PageToken, SharedEvent, Store, StoreError, StoreId, Stored};
 
 /// The maximum number of events between two reports of progress.
 const MAX_BATCH: usize = 1_024;
@@ -90,6 +90,11 @@ pub type SharedWatch = BoxStream<'static, Result<SharedEvent, StoreError>>;
 pub trait Source: Store {
     /// The identity of the store, if its backend has identities.
     fn id(&self) -> Option<StoreId> {
+        None
+    }
+
+    /// The embedded store, if it is one: only that has backups.
+    fn embedded(&self) -> Option<Embedded> {
         None
     }
 

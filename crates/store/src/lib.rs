@@ -43,9 +43,10 @@ use tortie_api::{Key, Kind, Position, Positions};
 
 pub use apply::{Applied, applied, check_preconditions, create, identify, replace, replaced, without_record};
 pub use cache::Cache;
-pub use embedded::Embedded;
+pub use embedded::{Embedded, FileCheck, Salvaged};
 pub use endpoints::Endpoints;
 pub use evictions::{Eviction, Evictions, Permission};
+pub use file::Closing;
 pub use follow::{Change, Event, Follow, SharedWatch, Source, Watch, follow};
 pub use identity::{Epoch, StoreId};
 pub use in_force::{

@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use redb::{Database, DatabaseError, ReadableDatabase};
+use redb::{Database, ReadableDatabase};
 
 use super::layout::{self, Begun};
+use super::{already_open, check};
 use crate::file::{File, failed};
 use crate::{StoreError, StoreId};
 
@@ -33,14 +34,22 @@ impl ServedFile {
     }
 }
 
-/// Makes a store in a new file. Nobody sees the file before it is complete.
+/// Makes a store in a new file.
 pub(super) fn init(path: &Path, id: StoreId) -> Result<(), StoreError> {
-    let unfinished = unfinished(path);
-    let made = new_file(path, &unfinished, |database| {
+    create(path, |database| {
         let transaction = database.begin_write().map_err(failed)?;
         layout::make(&transaction, id)?;
         transaction.commit().map_err(failed)
-    });
+    })
+}
+
+/// Writes a database to a new file. Nobody sees the file before it is complete and on disk.
+pub(super) fn create(
+    path: &Path,
+    write: impl FnOnce(&Database) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let unfinished = unfinished(path);
+    let made = new_file(path, &unfinished, write);
     let _ = fs::remove_file(&unfinished);
     made.map_err(|error| of_file(path, error))
 }
@@ -107,30 +116,37 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens the database of an existing store.
+/// Opens the database of an existing store, if its pages are whole: redb itself would serve damaged pages, and an earlier state
+/// after its repair.
 pub(super) fn open(path: &Path) -> Result<Database, StoreError> {
+    refuse_missing(path)?;
+    drop(check::open(path)?);
+    open_again(path)
+}
+
+/// Opens the database of a store whose pages were whole when this process opened it before.
+fn open_again(path: &Path) -> Result<Database, StoreError> {
+    refuse_missing(path)?;
+    let database = Database::open(path).map_err(already_open)?;
+    layout::check(&database.begin_read().map_err(failed)?)?;
+    Ok(database)
+}
+
+fn refuse_missing(path: &Path) -> Result<(), StoreError> {
     match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let problem = "the file does not exist; `tortie store init` makes a store, once. If it existed before, restore \
                            it from a backup, or give the new store the identity of the lost one";
-            return Err(StoreError::Unavailable(problem.to_owned()));
+            Err(StoreError::Unavailable(problem.to_owned()))
         }
-        Err(error) => return Err(StoreError::Unavailable(error.to_string())),
+        Err(error) => Err(StoreError::Unavailable(error.to_string())),
         Ok(metadata) if metadata.len() == 0 => {
             let problem = "the file is empty, so it is no store; restore it from a backup, or remove it and run \
                            `tortie store init`";
-            return Err(StoreError::Unavailable(problem.to_owned()));
+            Err(StoreError::Unavailable(problem.to_owned()))
         }
-        Ok(_) => {}
+        Ok(_) => Ok(()),
     }
-    let database = Database::open(path).map_err(|error| match error {
-        DatabaseError::DatabaseAlreadyOpen => {
-            StoreError::Unavailable("the file is served by a process; end that first".to_owned())
-        }
-        error => failed(error),
-    })?;
-    layout::check(&database.begin_read().map_err(failed)?)?;
-    Ok(database)
 }
 
 /// The file of a store that is going to be served, and what its process knows of it.
@@ -139,7 +155,9 @@ pub(super) fn served(path: &Path) -> Result<(File, Arc<ServedFile>), StoreError>
     let own = path.to_owned();
     let again = served.clone();
     let file = File::new(move || {
-        let database = open(&own).map_err(|error| of_file(&own, error))?;
+        let is_known = again.begun.get().is_some();
+        let database = if is_known { open_again(&own) } else { open(&own) };
+        let database = database.map_err(|error| of_file(&own, error))?;
         again.check(&database).map_err(|error| of_file(&own, error))?;
         Ok(database)
     })?;

@@ -2,13 +2,13 @@
 
 use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, TableError, WriteTransaction};
 
-use super::{Revision, damaged, epochs};
+use super::{Revision, damaged, epochs, records};
 use crate::file::failed;
 use crate::{StoreError, StoreId};
 
-/// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
+/// Objects: `(plural, namespace, name)` → the record of an object.
 pub(super) const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("objects");
-/// The log: revision → `(plural, namespace, name, value)`; an empty value is a deletion.
+/// The log: revision → `(plural, namespace, name)` and a record of the log.
 pub(super) const LOG: TableDefinition<Revision, (&str, &str, &str, &[u8])> = TableDefinition::new("log");
 /// The latest revision, under the only key.
 pub(super) const LATEST: TableDefinition<(), Revision> = TableDefinition::new("latest");
@@ -62,9 +62,30 @@ fn upgrade(transaction: &WriteTransaction) -> Result<(), StoreError> {
         Some(layout) => Err(newer(layout)),
         None => {
             transaction.delete_table(LOG).map_err(failed)?;
+            add_checksums(transaction)?;
             make(transaction, StoreId::random())
         }
     }
+}
+
+/// The records of files without a layout had no checksums. One that is cut off gets none that fits.
+fn add_checksums(transaction: &WriteTransaction) -> Result<(), StoreError> {
+    let mut objects = transaction.open_table(OBJECTS).map_err(failed)?;
+    let mut records = Vec::new();
+    for entry in objects.iter().map_err(failed)? {
+        let (key, record) = entry.map_err(failed)?;
+        let path = key.value();
+        if let Some((revision, json)) = record.value().split_first_chunk() {
+            let record = records::object(path, Revision::from_be_bytes(*revision), json);
+            let (plural, namespace, name) = path;
+            records.push(([plural, namespace, name].map(str::to_owned), record));
+        }
+    }
+    for ([plural, namespace, name], record) in records {
+        let path = (plural.as_str(), namespace.as_str(), name.as_str());
+        objects.insert(path, record.as_slice()).map_err(failed)?;
+    }
+    Ok(())
 }
 
 fn newer(layout: u8) -> StoreError {

@@ -4,7 +4,7 @@ use redb::{ReadableTable, ReadableTableMetadata};
 use tortie_api::{Key, Position};
 
 use super::layout::{EPOCHS, LATEST, LOG};
-use super::{LOG_LENGTH, Revision, epochs, latest};
+use super::{LOG_LENGTH, Revision, epochs, latest, records};
 use crate::file::{File, failed};
 use crate::follow::Event;
 use crate::{Interest, StoreError, Stored, Written, stored_json};
@@ -40,15 +40,23 @@ pub(super) fn replay(
         let (mut events, mut bytes) = (Vec::new(), 0);
         for entry in log.range(next..).map_err(failed)? {
             let (revision, entry) = entry.map_err(failed)?;
-            let (plural, namespace, name, value) = entry.value();
-            let Some(interest) = interests.iter().find(|it| it.kind.plural() == plural) else { continue };
+            let (plural, namespace, name, record) = entry.value();
             let revision = revision.value();
-            bytes += value.len();
+            // Nobody knows which object it is about, so all are listed again.
+            let Some(json) = records::read_logged((plural, namespace, name), revision, record) else {
+                tracing::warn!(
+                    revision,
+                    "a record of the store's log is damaged; watches begin again after it"
+                );
+                return Err(StoreError::Compacted(Position(after)));
+            };
+            let Some(interest) = interests.iter().find(|it| it.kind.plural() == plural) else { continue };
+            bytes += json.len();
             if bytes > max_bytes && !events.is_empty() {
                 return Ok(Replayed { events, reached: revision - 1, complete: false });
             }
             let key = Key::namespaced(interest.kind, namespace, name);
-            let event = match value {
+            let event = match json {
                 [] => Event::Deleted { key, position: Position(revision) },
                 json => {
                     let value = stored_json::decode(&key, json);

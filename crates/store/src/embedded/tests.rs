@@ -74,9 +74,9 @@ async fn a_disk_that_was_full_ends_nothing() {
     assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
 }
 
-/// A damaged record is an object that no reader understands; the others of its kind are not affected.
+/// A record that is not JSON is an object that no reader understands; the others of its kind are not affected.
 #[tokio::test]
-async fn a_damaged_record_stays_alone() {
+async fn a_record_that_is_not_json_stays_alone() {
     let store = Embedded::in_memory().unwrap();
     let key = |name: &str| Key::global(Kind::Namespace, name);
     for name in ["damaged", "whole"] {
@@ -84,10 +84,12 @@ async fn a_damaged_record_stays_alone() {
     }
     let damage = |transaction: &WriteTransaction| {
         let mut objects = transaction.open_table(OBJECTS).map_err(failed)?;
-        let record = [&1_u64.to_be_bytes()[..], b"{\"metadata\":"].concat();
-        objects.insert(("namespaces", "", "damaged"), record.as_slice()).map_err(failed)?;
+        let path = ("namespaces", "", "damaged");
+        let record = records::object(path, 1, b"{\"metadata\":");
+        objects.insert(path, record.as_slice()).map_err(failed)?;
         let mut log = transaction.open_table(LOG).map_err(failed)?;
-        log.insert(1, ("namespaces", "", "damaged", &b"{\"metadata\":"[..])).map_err(failed)?;
+        let record = records::logged(path, 1, b"{\"metadata\":");
+        log.insert(1, ("namespaces", "", "damaged", record.as_slice())).map_err(failed)?;
         Ok(())
     };
     store.file.write(damage).unwrap();
@@ -186,4 +188,49 @@ fn a_file_keeps_its_latest_epochs() {
     assert_eq!(kept, (45..=300).map(|number| 10 * number).collect::<Vec<_>>());
     let standing = file.write(|transaction| layout::begin(transaction, |latest| latest));
     assert!(matches!(standing, Err(StoreError::Damaged(_))), "an epoch begins later than the former one");
+}
+
+#[tokio::test]
+async fn an_incomplete_backup_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b");
+    let part = |is_last| BackupPart { id: StoreId::random(), latest: 7, records: Vec::new(), is_last };
+    for parts in [vec![], vec![part(false)]] {
+        let written = write_backup(&path, |take| parts.into_iter().try_for_each(take));
+        assert!(matches!(written, Err(StoreError::Unavailable(_))), "{written:?}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+    write_backup(&path, |take| [part(false), part(true)].into_iter().try_for_each(take)).unwrap();
+    // Who has reached exactly this state goes on.
+    let store = Embedded::open(&path).unwrap();
+    for (after, is_known) in [(6, false), (7, true), (8, false)] {
+        let watch = store.watch(&[Interest::all(Kind::Node)], Position(after)).await;
+        assert_eq!(watch.is_ok(), is_known, "{after}");
+    }
+}
+
+/// A failed transaction may have been committed, and its log may be damaged by then: watchers list again.
+#[tokio::test]
+async fn watches_end_if_the_events_of_a_failed_transaction_are_damaged() {
+    let store = Embedded::in_memory().unwrap();
+    let key = |name: &str| Key::global(Kind::Namespace, name);
+    store.create(&key("before"), json!(0)).await.unwrap();
+    let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(1)).await.unwrap();
+    assert_eq!(events.next().await, Some(Ok(Event::Progress(Position(1)))));
+    let untold = |transaction: &WriteTransaction| {
+        let mut log = transaction.open_table(LOG).map_err(failed)?;
+        log.insert(2, ("namespaces", "", "untold", &b"damaged"[..])).map_err(failed)?;
+        transaction.open_table(LATEST).map_err(failed)?.insert((), 2).map_err(failed)?;
+        Ok(())
+    };
+    store.file.write(untold).unwrap();
+    store.create(&key("after"), json!(0)).await.unwrap();
+    let end = tokio::time::timeout(std::time::Duration::from_secs(60), events.next()).await;
+    assert_eq!(end.expect("the watch ends"), Some(Err(StoreError::FellBehind)));
+    assert_eq!(store.barrier(&[Kind::Namespace]).await.unwrap().of(Kind::Namespace), Some(Position(3)));
+    // Later watches and writes are not affected.
+    let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(3)).await.unwrap();
+    assert_eq!(events.next().await, Some(Ok(Event::Progress(Position(3)))));
+    store.create(&key("later"), json!(0)).await.unwrap();
+    assert!(matches!(events.next().await, Some(Ok(Event::Put(stored))) if stored.key == key("later")));
 }

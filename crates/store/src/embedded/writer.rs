@@ -10,7 +10,7 @@ use tortie_api::{Kind, Position};
 
 use super::layout::{LATEST, LOG, OBJECTS};
 use super::replay::replay;
-use super::{Answer, LOG_LENGTH, Latest, MAX_DEPTH, Request, Revision, ServedFile, latest, revision_of};
+use super::{Answer, LOG_LENGTH, Latest, MAX_DEPTH, Request, Revision, ServedFile, latest, records};
 use crate::file::{File, failed};
 use crate::follow::Event;
 use crate::ring::Events;
@@ -78,8 +78,23 @@ impl Writer {
         let all: Vec<Interest> = Kind::all().map(Interest::all).collect();
         match replay(&self.file, &all, self.sent, usize::MAX) {
             Ok(replayed) => self.tell(replayed.events),
+            Err(StoreError::Compacted(_)) => self.lose(),
             Err(error) => {
                 tracing::error!(%error, "cannot read the written events; watchers receive them with the next write")
+            }
+        }
+    }
+
+    /// Ends every watch, because its next events are lost.
+    fn lose(&mut self) {
+        match self.file.read(|transaction| latest(&transaction.open_table(LATEST).map_err(failed)?)) {
+            Ok(latest) => {
+                self.sent = latest;
+                self.latest.advance_all(latest);
+                self.events.lose();
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot end the watches; Tortie retries with the next write")
             }
         }
     }
@@ -129,12 +144,8 @@ impl Tables<'_> {
     fn carry_out(&mut self, write: Write) -> Result<Result<Event, StoreError>, StoreError> {
         let key = write.key().clone();
         let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
-        let current = self
-            .objects
-            .get(path)
-            .map_err(failed)?
-            .map(|bytes| revision_of(&key, bytes.value()))
-            .transpose()?;
+        let current =
+            self.objects.get(path).map_err(failed)?.map(|record| records::revision(path, record.value()));
         match (&write, current) {
             (Write::Create(..), Some(_)) => return Ok(Err(StoreError::AlreadyExists(key))),
             (Write::Update(..) | Write::Delete(..), None) => return Ok(Err(StoreError::NotFound(key))),
@@ -158,15 +169,16 @@ impl Tables<'_> {
         let event = match write {
             Write::Create(_, value) | Write::Update(_, value, _) => {
                 let json = value.to_string();
-                let mut bytes = revision.to_be_bytes().to_vec();
-                bytes.extend_from_slice(json.as_bytes());
-                self.objects.insert(path, bytes.as_slice()).map_err(failed)?;
-                self.log.insert(revision, (plural, namespace, name, json.as_bytes())).map_err(failed)?;
+                let object = records::object(path, revision, json.as_bytes());
+                self.objects.insert(path, object.as_slice()).map_err(failed)?;
+                let logged = records::logged(path, revision, json.as_bytes());
+                self.log.insert(revision, (plural, namespace, name, logged.as_slice())).map_err(failed)?;
                 Event::Put(Stored::new(key, value, Written::at(revision)))
             }
             Write::Delete(..) => {
                 self.objects.remove(path).map_err(failed)?;
-                self.log.insert(revision, (plural, namespace, name, &[][..])).map_err(failed)?;
+                let logged = records::logged(path, revision, &[]);
+                self.log.insert(revision, (plural, namespace, name, logged.as_slice())).map_err(failed)?;
                 Event::Deleted { key, position: Position(revision) }
             }
         };

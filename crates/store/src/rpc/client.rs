@@ -9,6 +9,7 @@ use futures::StreamExt;
 #[cfg(unix)]
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use tokio::sync::mpsc;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
@@ -18,12 +19,15 @@ use super::generated::store_client::StoreClient;
 use super::known_store::{Checked, KnownStore, refused};
 use super::limited::MAX_MESSAGE_BYTES;
 use super::message::{
-    self, BarrierReply, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest,
+    self, BackupRequest, BarrierReply, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest,
+    WriteRequest,
 };
 use super::tls::{Certificates, Reloaded, for_client};
+use crate::embedded::{BackupPart, TakePart, write_backup};
 use crate::follow::{Follow, Source, Watch, follow};
 use crate::{
-    Endpoints, Epoch, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+    Endpoints, Epoch, FileCheck, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version,
+    Write, Written,
 };
 
 /// The name in the certificate of the service.
@@ -103,6 +107,35 @@ impl Remote {
     #[must_use]
     pub fn with_watches_by_kind(self) -> Self {
         Self { watches_by_kind: true, ..self }
+    }
+
+    /// Writes a backup of the embedded store behind the service to a new file, which is a store, too.
+    ///
+    /// # Errors
+    /// The service has no backups, or the client is no operator; the file exists already, or cannot be written.
+    pub async fn backup(&self, to: &Path) -> Result<FileCheck, StoreError> {
+        let reply = self.client.clone().backup(BackupRequest {}).await;
+        let mut parts = reply.map_err(|status| error(status, None))?.into_inner();
+        let (sender, receiver) = mpsc::channel::<Result<BackupPart, StoreError>>(2);
+        let to = to.to_owned();
+        let written = tokio::task::spawn_blocking(move || {
+            let mut receiver = receiver;
+            write_backup(&to, |take: &mut TakePart<'_>| {
+                while let Some(part) = receiver.blocking_recv() {
+                    take(part?)?;
+                }
+                Ok(())
+            })
+        });
+        while let Some(part) = parts.message().await.transpose() {
+            let part = part.map_err(|status| error(status, None)).and_then(message::backup_part);
+            // Whoever takes no more says why in its result.
+            if sender.send(part).await.is_err() {
+                break;
+            }
+        }
+        drop(sender);
+        written.await.unwrap_or_else(|panic| Err(StoreError::Unavailable(panic.to_string())))
     }
 
     async fn write(&self, write: Write) -> Result<Written, StoreError> {

@@ -17,8 +17,8 @@ use super::known_store::Told;
 use super::limited::Limited;
 use super::listener::{Limits, TlsListener};
 use super::message::{
-    self, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest, ListReply, ListRequest, Refusal,
-    WatchRequest, WriteReply, WriteRequest,
+    self, BackupReply, BackupRequest, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest,
+    ListReply, ListRequest, Refusal, WatchRequest, WriteReply, WriteRequest,
 };
 use super::tls::{Certificates, Reloaded, for_server};
 use crate::{PageToken, Source, Stopped, StoreError, Write, Written};
@@ -150,6 +150,16 @@ impl Service for Offered {
         let epoch = self.0.epoch().await.map_err(status)?;
         let (begin, latest) = (epoch.map(|epoch| epoch.begin.0), epoch.map(|epoch| epoch.latest.0));
         Ok(Response::new(BarrierReply { positions, begin, latest }))
+    }
+
+    type BackupStream = BoxStream<'static, Result<BackupReply, Status>>;
+
+    async fn backup(&self, request: Request<BackupRequest>) -> Result<Response<Self::BackupStream>, Status> {
+        role(&request)?.may_back_up().map_err(status)?;
+        let store = self.0.embedded();
+        let store = store.ok_or_else(|| Status::unimplemented("only an embedded store has backups"))?;
+        let parts = store.backup().map(|part| part.map(BackupReply::from).map_err(status));
+        Ok(Response::new(parts.boxed()))
     }
 
     type WatchStream = BoxStream<'static, Result<EncodedEvent, Status>>;

@@ -4,6 +4,7 @@
 mod backends;
 #[path = "../common/mod.rs"]
 mod common;
+mod damage;
 mod etcd;
 mod faults;
 mod follow;

@@ -155,3 +155,56 @@ fn a_store_is_made_once_and_keeps_its_identity() {
         assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), text, "it is left alone");
     }
 }
+
+/// The only backup in a folder.
+fn backup_in(folder: &Path) -> std::path::PathBuf {
+    let names: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [backup] = names.try_into().unwrap();
+    backup
+}
+
+/// A day of an operator: a backup of the running service, a damaged file, what is left of it, and the backup again.
+#[test]
+fn a_damaged_store_is_refused_and_restored() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
+    std::fs::write(folder.join("node.yml"), NODE).unwrap();
+    std::fs::write(folder.join("set.yml"), SET).unwrap();
+    expect(folder, "store init --data s.redb", 0, "created");
+    let running = serve(folder, "store serve --data s.redb --socket s.sock");
+    expect(folder, "apply -f node.yml -f set.yml --store unix:s.sock", 0, "Node one created");
+    for _ in 0..2 {
+        expect(folder, "store backup --to backups --keep 1 --socket s.sock", 0, "2 objects");
+        // The name is the time in seconds.
+        std::thread::sleep(Duration::from_millis(1_100));
+    }
+    let backup = backup_in(&folder.join("backups"));
+    let mode = std::fs::metadata(&backup).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    expect(folder, "delete gns s --store unix:s.sock", 0, "deleted");
+    expect(folder, "store check --data s.redb", 1, "served by a process");
+    end(running);
+    expect(folder, "store check --data s.redb", 0, "1 object");
+    expect(folder, "store backup --to others --data s.redb", 0, "1 object");
+
+    let mut bytes = std::fs::read(folder.join("s.redb")).unwrap();
+    // Every copy of the record that the file has: old pages stay in it.
+    let places: Vec<usize> =
+        (0..bytes.len() - 8).filter(|place| bytes[*place..].starts_with(b"\"name\":\"")).collect();
+    assert!(!places.is_empty());
+    places.into_iter().for_each(|place| bytes[place + 2] ^= 1);
+    std::fs::write(folder.join("s.redb"), &bytes).unwrap();
+    for line in ["store check --data s.redb", "store serve --data s.redb --socket s.sock"] {
+        expect(folder, line, 1, "s.redb: the store's file is damaged");
+    }
+    assert_eq!(std::fs::read(folder.join("s.redb")).unwrap(), bytes, "it is left alone");
+    expect(folder, "store repair --data s.redb --to saved.redb", 1, "lost: nodes one");
+    expect(folder, "store check --data saved.redb", 0, "0 objects");
+
+    let from = format!("store restore --from {} --data", backup.display());
+    expect(folder, &format!("{from} s.redb"), 1, "exists already");
+    expect(folder, &format!("{from} new.redb"), 0, "2 objects");
+    let running = serve(folder, "store serve --data new.redb --socket s.sock");
+    expect(folder, "get gns --store unix:s.sock", 0, "s");
+    end(running);
+}
