@@ -19,6 +19,7 @@ fn main() {
         .method(method("list", "List", "ListRequest", "ListReply").build())
         .method(method("write", "Write", "WriteRequest", "WriteReply").build())
         .method(method("barrier", "Barrier", "BarrierRequest", "BarrierReply").build())
+        .method(method("backup", "Backup", "BackupRequest", "BackupReply").server_streaming().build())
         .method(method("watch", "Watch", "WatchRequest", "EncodedEvent").server_streaming().build())
         .build();
     Builder::new().compile(&[service, kv(), watch(), lease(), auth()]);

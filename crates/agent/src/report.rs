@@ -266,7 +266,7 @@ fn shorten(condition: &mut ReportedCondition) {
 mod tests {
     use tokio::time::timeout;
     use tortie_api::Position;
-    use tortie_store::{Embedded, wait_in_force};
+    use tortie_store::{Embedded, Write, wait_in_force};
 
     use super::*;
 
@@ -418,6 +418,10 @@ mod tests {
         }
         assert_eq!(reporter.report().await, first);
 
+        // A report of a position that the store has not reached would be one about another history.
+        let policy = |number: usize| Key::namespaced(Kind::NetworkPolicy, "n", format!("p{number}"));
+        let writes = (0..2_000).map(|number| Write::Create(policy(number), serde_json::json!({})));
+        reporter.store.write_all(writes.collect()).await.unwrap();
         let wanted = at(&[(Kind::NetworkPolicy, 1_500)]);
         let waiting = wait_in_force(&*reporter.store, &wanted, Duration::from_secs(20));
         tokio::pin!(waiting);

@@ -79,6 +79,10 @@ struct Daemon {
     /// answers
     #[arg(long, env = "TORTIE_UNTIL_DATASTORE", value_name = "ACTION", default_value = "close")]
     until_datastore: UntilDatastore,
+    /// Where the agent keeps the identity of an embedded datastore: the first one that it reaches is accepted, and another one is
+    /// refused. By default, store-identity beside the queue of deletions
+    #[arg(long, value_name = "FILE")]
+    store_identity: Option<PathBuf>,
     /// On a Windows node of a lab: the socket of its HNS
     #[cfg(unix)]
     #[arg(long, value_name = "PATH")]
@@ -273,9 +277,11 @@ impl Daemon {
         // Credentials of the datastore may be missing, or take long.
         let begun = tortie_agent::begin(&node, &self.cni_socket, &platform, &extras).await?;
         extras.flannel_etcd = self.flannel_etcd.open()?;
+        let beside = || self.deletion_queue.with_file_name("store-identity");
+        let store_identity = self.store_identity.clone().unwrap_or_else(beside);
         let config = Config {
             node,
-            store: self.store.open().await?,
+            store: self.store.open_remembering(&store_identity).await?,
             platform,
             cni_socket: self.cni_socket,
             control_socket: self.control_socket,

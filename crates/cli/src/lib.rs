@@ -65,6 +65,8 @@ mod signals;
 mod snapshot;
 mod status;
 mod store;
+#[cfg(unix)]
+mod store_files;
 mod table;
 mod targets;
 mod uninstall;

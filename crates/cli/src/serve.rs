@@ -1,26 +1,42 @@
-//! `tortie store serve`: the embedded datastore for machines without Kubernetes and etcd.
+//! `tortie store`: the embedded datastore for machines without Kubernetes and etcd.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context;
 use clap::Subcommand;
 use tortie_store::Embedded;
 use tortie_store::rpc::{Limits, TlsFiles, serve_tls, serve_unix};
 
+use crate::store_files::{Backup, CheckFile, DataFile, Identity, Init, Repair, Restore, make_folder};
+
+/// How long the service waits at its end for those who still use the file.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+
 #[derive(Subcommand)]
 pub(crate) enum StoreCommand {
+    /// Make an embedded datastore in a new file, once
+    Init(Init),
     /// Serve the embedded datastore, until the process is ended
     Serve(Serve),
+    /// Show or replace the identity of an embedded datastore that no process serves
+    Identity(Identity),
+    /// Look for damage in the file of an embedded datastore that no process serves
+    Check(CheckFile),
+    /// Copy an embedded datastore, which may be served meanwhile, to a new file
+    Backup(Backup),
+    /// Copy a backup to a new file with the data
+    Restore(Restore),
+    /// Save what can be read of a damaged file in a new one
+    Repair(Repair),
 }
 
 #[derive(clap::Args)]
 pub(crate) struct Serve {
-    /// The file with the data, which is created if it does not exist
-    #[arg(long, value_name = "FILE", default_value = "/var/lib/tortie/store.redb")]
-    data: PathBuf,
+    #[command(flatten)]
+    file: DataFile,
     /// The socket for operators on this machine
     #[arg(long, value_name = "PATH", default_value = "/run/tortie/store.sock")]
     socket: PathBuf,
@@ -41,7 +57,13 @@ pub(crate) struct Serve {
 impl StoreCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
+            Self::Init(init) => init.run(),
             Self::Serve(serve) => serve.run(),
+            Self::Identity(identity) => identity.run(),
+            Self::Check(check) => check.run(),
+            Self::Backup(backup) => backup.run(),
+            Self::Restore(restore) => restore.run(),
+            Self::Repair(repair) => repair.run(),
         }
     }
 }
@@ -49,36 +71,39 @@ impl StoreCommand {
 impl Serve {
     fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("info");
-        for file in [&self.data, &self.socket] {
-            if let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-                std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-            }
+        make_folder(&self.socket)?;
+        let store = Embedded::open(&self.file.data)?;
+        let closing = store.closing();
+        crate::runtime()?.block_on(self.serve(Arc::new(store)))?;
+        if !closing.wait(CLOSE_TIMEOUT) {
+            tracing::warn!("the file is still in use; its next start repairs it");
         }
-        crate::runtime()?.block_on(async {
-            let store = Arc::new(Embedded::open(&self.data).with_context(|| self.data.display().to_string())?);
-            let on_socket = async {
-                tracing::info!(socket = %self.socket.display(), data = %self.data.display(), "serving operators of this machine");
-                serve_unix(store.clone(), &self.socket).await
-            };
-            let on_network = async {
-                match (self.listen, self.tls_authority, self.tls_certificate, self.tls_key) {
-                    (Some(address), Some(authority), Some(certificate), Some(key)) => {
-                        let files = TlsFiles { authority, certificate, key };
-                        tracing::info!(%address, "serving machines with certificates of the authority");
-                        serve_tls(store.clone(), address, files.into(), Limits::default()).await
-                    }
-                    _ => std::future::pending().await,
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self, store: Arc<Embedded>) -> anyhow::Result<()> {
+        let on_socket = async {
+            tracing::info!(socket = %self.socket.display(), data = %self.file.data.display(), "serving operators of this machine");
+            serve_unix(store.clone(), &self.socket).await
+        };
+        let on_network = async {
+            match (self.listen, self.tls_authority, self.tls_certificate, self.tls_key) {
+                (Some(address), Some(authority), Some(certificate), Some(key)) => {
+                    let files = TlsFiles { authority, certificate, key };
+                    tracing::info!(%address, "serving machines with certificates of the authority");
+                    serve_tls(store.clone(), address, files.into(), Limits::default()).await
                 }
-            };
-            tokio::select! {
-                ended = on_socket => ended?,
-                ended = on_network => ended?,
-                ended = crate::end_of_process() => ended?,
+                _ => std::future::pending().await,
             }
-            // Nobody else removes it, and a client would wait for an answer.
-            let _ = std::fs::remove_file(&self.socket);
-            tracing::info!("stopping; nodes keep what is in force");
-            Ok(ExitCode::SUCCESS)
-        })
+        };
+        tokio::select! {
+            ended = on_socket => ended?,
+            ended = on_network => ended?,
+            ended = crate::end_of_process() => ended?,
+        }
+        // Nobody else removes it, and a client would wait for an answer.
+        let _ = std::fs::remove_file(&self.socket);
+        tracing::info!("stopping; nodes keep what is in force");
+        Ok(())
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use tortie_api::Kind;
+use tortie_cni::local;
 use tortie_store::etcd::{Etcd, EtcdConfig, Login};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes, KubernetesConfig};
 use tortie_store::rpc::{Remote, TlsFiles};
@@ -150,6 +151,24 @@ impl StoreArguments {
 
     /// Opens the datastore.
     pub(crate) async fn open(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
+        self.open_with(Ok).await
+    }
+
+    /// Opens the datastore for an agent: an embedded one must remain the one that this file names.
+    pub(crate) async fn open_remembering(&self, file: &Path) -> anyhow::Result<Arc<dyn Endpoints>> {
+        let remember = |remote: Remote| {
+            if let Some(folder) = file.parent() {
+                local::make_folder(folder).with_context(|| folder.display().to_string())?;
+            }
+            Ok(remote.remembering(file)?)
+        };
+        self.open_with(remember).await
+    }
+
+    async fn open_with(
+        &self,
+        prepare: impl FnOnce(Remote) -> anyhow::Result<Remote>,
+    ) -> anyhow::Result<Arc<dyn Endpoints>> {
         if let Some(found) = self.calicoctl()? {
             return self.open_as_calicoctl(&found).await;
         }
@@ -162,7 +181,7 @@ impl StoreArguments {
         self.refuse_unused(address)?;
         #[cfg(unix)]
         if let Some(path) = address.strip_prefix("unix:") {
-            return Ok(Arc::new(Remote::unix(Path::new(path))));
+            return Ok(Arc::new(prepare(Remote::unix(Path::new(path)))?));
         }
         if let Some(urls) = address.strip_prefix("etcd:") {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
@@ -175,7 +194,7 @@ impl StoreArguments {
                 "--store {address:?} is neither unix:PATH nor tls:HOST:PORT nor etcd:URL[,URL…] nor kubernetes[:KUBECONFIG]"
             );
         };
-        Ok(Arc::new(Remote::tls(host, self.tls(address)?)?))
+        Ok(Arc::new(prepare(Remote::tls(host, self.tls(address)?)?)?))
     }
 
     /// An option that the datastore does not use is an error: its user expects that it has an effect.

@@ -1,7 +1,8 @@
 //! The database of the embedded store. It is reopened after an I/O error, because until then redb refuses everything,
 //! even if a full disk has room again.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::time::{Duration, Instant};
 
 use redb::{
     CommitError, Database, DatabaseError, ReadTransaction, ReadableDatabase, StorageError, TableError,
@@ -10,22 +11,48 @@ use redb::{
 
 use crate::StoreError;
 
-type Open = dyn Fn() -> Result<Database, DatabaseError> + Send + Sync;
+type Open = dyn Fn() -> Result<Database, StoreError> + Send + Sync;
 
 /// A database that can be reopened.
 pub(crate) struct File {
     open: Box<Open>,
     /// `None` while it cannot be opened.
     database: RwLock<Option<Database>>,
+    /// Fields are dropped in their order: whoever sees that it is gone knows that the database is closed.
+    is_open: Arc<()>,
+}
+
+/// The end of a file's use.
+#[derive(Debug)]
+pub struct Closing(Weak<()>);
+
+impl Closing {
+    /// Waits until nobody uses the file any more, so that it is closed and its next start has nothing to repair; returns whether it
+    /// was in time.
+    #[must_use]
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        while self.0.strong_count() > 0 {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        true
+    }
 }
 
 impl File {
     /// Opens the database. `open` is called again after a failure, when nobody uses the old database any more.
     pub(crate) fn new(
-        open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
+        open: impl Fn() -> Result<Database, StoreError> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
-        let database = RwLock::new(Some(open().map_err(failed)?));
-        Ok(Self { open: Box::new(open), database })
+        let database = RwLock::new(Some(open()?));
+        Ok(Self { open: Box::new(open), database, is_open: Arc::default() })
+    }
+
+    pub(crate) fn closing(&self) -> Closing {
+        Closing(Arc::downgrade(&self.is_open))
     }
 
     /// Reads in a transaction, which must not outlive the call.
@@ -54,7 +81,7 @@ impl File {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // The file is locked until the old database is closed.
         *database = None;
-        *database = Some((self.open)().map_err(failed)?);
+        *database = Some((self.open)()?);
         Ok(())
     }
 

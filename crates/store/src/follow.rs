@@ -2,7 +2,7 @@
 //! [`Source`]; what is common to them is here, and what is pure is in the tracker.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::mem;
+use std::mem::{self, Discriminant};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tortie_api::{Key, Kind, Position};
 
 use crate::backoff::{Backoff, random_seed};
 use crate::tracker::Tracker;
-use crate::{Interest, PageToken, SharedEvent, Store, StoreError, Stored};
+use crate::{Embedded, Interest, PageToken, SharedEvent, Store, StoreError, StoreId, Stored};
 
 /// The maximum number of events between two reports of progress.
 const MAX_BATCH: usize = 1_024;
@@ -88,6 +88,16 @@ pub type SharedWatch = BoxStream<'static, Result<SharedEvent, StoreError>>;
 /// What a backend provides for [`Store::follow`].
 #[async_trait]
 pub trait Source: Store {
+    /// The identity of the store, if its backend has identities.
+    fn id(&self) -> Option<StoreId> {
+        None
+    }
+
+    /// The embedded store, if it is one: only that has backups.
+    fn embedded(&self) -> Option<Embedded> {
+        None
+    }
+
     /// Splits interests into groups. The kinds of a group have one order of events, so that one watch serves them, and
     /// the position of an event applies to all of them.
     fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>>;
@@ -131,8 +141,8 @@ struct Follower<S> {
     retries: BTreeMap<Kind, (Instant, Backoff)>,
     /// The kinds that have been reported as unavailable, and not been listed since.
     reported: BTreeSet<Kind>,
-    /// Whether the last attempt failed.
-    failing: bool,
+    /// The kind of error with which the last attempt failed.
+    failing: Option<Discriminant<StoreError>>,
     /// What to wait for before the next attempt.
     pause: Pause,
 }
@@ -157,7 +167,7 @@ impl<S: Source> Follower<S> {
             backoff: Backoff::new(random_seed()),
             retries: BTreeMap::new(),
             reported: BTreeSet::new(),
-            failing: false,
+            failing: None,
             pause: Pause::None,
         }
     }
@@ -266,7 +276,7 @@ impl<S: Source> Follower<S> {
         if changed {
             self.backoff.succeeded();
         }
-        if mem::take(&mut self.failing) {
+        if self.failing.take().is_some() {
             tracing::info!(kinds = self.kinds, "the store is reachable again");
         }
         Ok(())
@@ -286,9 +296,9 @@ impl<S: Source> Follower<S> {
             }
             // The listing tells which of several kinds it is about.
             StoreError::KindAbsent(_) | StoreError::Forbidden(_) => self.tracker.restart(changes),
-            error if !self.failing => {
+            error if self.failing != Some(mem::discriminant(error)) => {
                 tracing::warn!(%error, kinds = self.kinds, "the store cannot be read; what is known stays in force, and Tortie reconnects");
-                self.failing = true;
+                self.failing = Some(mem::discriminant(error));
             }
             error => tracing::debug!(%error, kinds = self.kinds, "the store still cannot be read"),
         }

@@ -11,7 +11,7 @@ use tortie_api::kubernetes::{implied_slices, is_implied};
 use tortie_api::report::{NodeReport, NodeStatus};
 use tortie_api::{Key, Kind, Position, Positions, Resource, is_reserved_label};
 
-use crate::{Cache, Interest, Scope, Store, StoreError, Stored, Write, is_of};
+use crate::{Cache, Epoch, Interest, Scope, Store, StoreError, Stored, Write, is_of};
 
 /// How long to wait for what is stored already.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -63,6 +63,8 @@ pub async fn wait_for_reports(
     is_such: impl Fn(&NodeStatus) -> bool + Send + Sync,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
     let deadline = Instant::now() + timeout;
+    let mut epoch = store.epoch().await?;
+    let positions = &in_epoch(positions, epoch);
     let is_wanted = |node: &Stored| nodes.is_none_or(|nodes| nodes.contains(&node.key.name));
     let nodes: Vec<Stored> = store.list(Kind::Node).await?.items.into_iter().filter(is_wanted).collect();
     let mut cache = Cache::new(store, vec![Interest::all(Kind::NodeReport)]);
@@ -74,9 +76,16 @@ pub async fn wait_for_reports(
                 late.push(name.clone());
                 continue;
             };
+            let reached = &report.status.positions;
+            if exceeds(reached, positions, epoch) {
+                epoch = same(epoch, store.epoch().await?)?;
+            }
             match stale(&report.status, boot_id(&node.value), Timestamp::now()) {
                 Some(why) => late.push(format!("{name} ({why})")),
-                None if report.status.positions.reach(positions) && is_such(&report.status) => {}
+                None if exceeds(reached, positions, epoch) => {
+                    late.push(format!("{name} (its report is about another history of the store)"));
+                }
+                None if reached.reach(positions) && is_such(&report.status) => {}
                 None => late.push(name.clone()),
             }
             if !report.status.positions.reach(positions) {
@@ -85,6 +94,7 @@ pub async fn wait_for_reports(
             reports.insert(name.clone(), report.status);
         }
         if late.is_empty() {
+            same(epoch, store.epoch().await?)?;
             return Ok(reports);
         }
         for write in requests {
@@ -94,6 +104,33 @@ pub async fn wait_for_reports(
             return Err(NotInForce::Late { nodes: late.join(", "), seconds: timeout.as_secs(), reports });
         }
     }
+}
+
+/// These positions, but none from before the epoch: a position of another history can be higher than an old one of this
+/// history, and is never in its current epoch.
+fn in_epoch(positions: &Positions, epoch: Option<Epoch>) -> Positions {
+    let mut positions = positions.clone();
+    if let Some(epoch) = epoch {
+        let kinds: Vec<Kind> = Kind::all().filter(|kind| positions.of(*kind).is_some()).collect();
+        positions.extend(kinds.into_iter().map(|kind| (kind, epoch.begin)));
+    }
+    positions
+}
+
+/// Whether one of the positions that matter is beyond the epoch.
+fn exceeds(reached: &Positions, wanted: &Positions, epoch: Option<Epoch>) -> bool {
+    let Some(epoch) = epoch else { return false };
+    let matters = |kind: &Kind| wanted.of(*kind).is_some();
+    Kind::all().filter(matters).filter_map(|kind| reached.of(kind)).any(|position| position > epoch.latest)
+}
+
+/// The present state of the epoch. What was waited for may not be in the store that answers in another one.
+fn same(before: Option<Epoch>, now: Option<Epoch>) -> Result<Option<Epoch>, StoreError> {
+    if before.map(|epoch| epoch.begin) != now.map(|epoch| epoch.begin) {
+        let problem = "it was restarted meanwhile, or serves another file; repeat the command";
+        return Err(StoreError::Unavailable(problem.to_owned()));
+    }
+    Ok(now)
 }
 
 /// Why a report says nothing about now: it is too old, from the future, or of another start of the node.
@@ -378,6 +415,9 @@ mod tests {
                 "time": Timestamp::now().to_string(), "heartbeatSeconds": 60});
             json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": node}, "status": status})
         };
+        for number in 0..9 {
+            store.create(&Key::namespaced(Kind::Pod, "n", format!("p{number}")), json!({})).await.unwrap();
+        }
         for (node, position) in [("asked", 9), ("other", 1)] {
             store.create(&Key::global(Kind::Node, node), json!({"metadata": {"name": node}})).await.unwrap();
             store.create(&Key::global(Kind::NodeReport, node), report(node, position)).await.unwrap();

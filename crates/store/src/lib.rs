@@ -17,6 +17,7 @@ pub mod etcd;
 mod evictions;
 mod file;
 mod follow;
+mod identity;
 mod in_force;
 mod interest;
 pub mod kubernetes;
@@ -42,10 +43,12 @@ use tortie_api::{Key, Kind, Position, Positions};
 
 pub use apply::{Applied, applied, check_preconditions, create, identify, replace, replaced, without_record};
 pub use cache::Cache;
-pub use embedded::Embedded;
+pub use embedded::{Embedded, FileCheck, Salvaged};
 pub use endpoints::Endpoints;
 pub use evictions::{Eviction, Evictions, Permission};
+pub use file::Closing;
 pub use follow::{Change, Event, Follow, SharedWatch, Source, Watch, follow};
+pub use identity::{Epoch, StoreId};
 pub use in_force::{
     NotInForce, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads,
     wait_in_force,
@@ -189,9 +192,29 @@ pub enum StoreError {
     /// The store cannot be reached, or cannot work now: retry later.
     #[error("the store is not available: {0}")]
     Unavailable(String),
+    /// The store has another identity than the one that was accepted before.
+    #[error("{}", describe_other(*.expected, *.found))]
+    OtherStore {
+        /// The accepted identity.
+        expected: StoreId,
+        /// That of the store that answers; `None` if it tells none.
+        found: Option<StoreId>,
+    },
     /// A stored object or an answer is invalid.
     #[error("the store is damaged: {0}")]
     Damaged(String),
+}
+
+fn describe_other(expected: StoreId, found: Option<StoreId>) -> String {
+    let Some(found) = found else {
+        return format!(
+            "this is not the store {expected}, or a version of it from before stores had identities: upgrade the service"
+        );
+    };
+    format!(
+        "this is the store {found}, and {expected} was accepted before; what is in force stays. Serve the file of the former store \
+         again, or let this one succeed it: end its service, and run `tortie store identity --replace-with {expected}`"
+    )
 }
 
 /// A write as a value.
@@ -301,6 +324,11 @@ pub trait Store: Send + Sync {
     /// A position of each of these kinds such that whoever follows the kind up to there has everything that was stored
     /// before this call.
     async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError>;
+
+    /// The part of the history that the store writes now. `None` if the backend's positions do not tell histories apart.
+    async fn epoch(&self) -> Result<Option<Epoch>, StoreError> {
+        Ok(None)
+    }
 
     /// Executes several writes in this order. A rejected write ends the sequence: the writes before it stay done, and
     /// those after it are not tried. After a crash, too, a prefix of the writes is done. A backend should do this in

@@ -52,6 +52,13 @@ impl Ring {
         Ok(usize::try_from(index).ok().and_then(|index| self.events.get(index)).cloned())
     }
 
+    /// Every reader has fallen behind.
+    fn lose(&mut self) {
+        self.first = self.end() + 1;
+        self.events.clear();
+        self.bytes = 0;
+    }
+
     /// A reader has moved: `None` before its first position, and after its last.
     fn moved(&mut self, from: Option<Index>, to: Option<Index>) {
         if let Some(to) = to {
@@ -113,6 +120,12 @@ impl Events {
         let mut ring = lock(&self.ring);
         events.into_iter().for_each(|event| ring.push(SharedEvent::new(event)));
         drop(ring);
+        self.arrived.send_replace(());
+    }
+
+    /// Tells every reader that it has lost events.
+    pub(crate) fn lose(&self) {
+        lock(&self.ring).lose();
         self.arrived.send_replace(());
     }
 
@@ -212,6 +225,21 @@ mod tests {
                 assert_eq!(read, expected, "{max_bytes}, {length}, {count}: {position}");
             }
         }
+    }
+
+    #[test]
+    fn a_reader_of_lost_events_learns_it() {
+        let mut ring = Ring::new(usize::MAX);
+        ring.moved(None, Some(0));
+        ring.push(event(1, 1));
+        ring.lose();
+        for position in [0, 1] {
+            assert!(matches!(ring.read(position), Err(StoreError::FellBehind)), "{position}");
+        }
+        let new = ring.end();
+        ring.moved(None, Some(new));
+        ring.push(event(2, 1));
+        assert!(matches!(ring.read(new), Ok(Some(_))));
     }
 
     #[test]

@@ -6,10 +6,13 @@ use tortie_api::Key;
 /// The object of a stored text. A text that cannot be parsed becomes a string, which no reader understands: the object
 /// gets a condition or an error, and the other objects of its kind are not affected.
 pub(crate) fn decode(key: &Key, text: &[u8]) -> Value {
-    serde_json::from_slice(text).unwrap_or_else(|error| {
-        tracing::warn!(object = %key, %error, "the stored object is not JSON");
-        Value::String(String::from_utf8_lossy(text).into_owned())
-    })
+    serde_json::from_slice(text).unwrap_or_else(|error| unreadable(key, &error, text))
+}
+
+/// A stored text that is no object for this reason.
+pub(crate) fn unreadable(key: &Key, error: &dyn std::fmt::Display, text: &[u8]) -> Value {
+    tracing::warn!(object = %key, %error, "the stored object cannot be read; it closes what it concerns");
+    Value::String(String::from_utf8_lossy(text).into_owned())
 }
 
 /// Whether the value is nested deeper than this. The recursion ends there, too.

@@ -64,7 +64,13 @@ pub(crate) async fn open(
     nodes: &[String],
 ) -> Result<(Arc<dyn Source>, Servers), LabError> {
     match datastore {
-        Datastore::Embedded => Ok((Arc::new(Embedded::open(&dir.store_file())?), Servers::None)),
+        Datastore::Embedded => {
+            let file = dir.store_file();
+            if !file.exists() {
+                Embedded::init(&file, None)?;
+            }
+            Ok((Arc::new(Embedded::open(&file)?), Servers::None))
+        }
         Datastore::Etcd => {
             let (etcd, process) = etcd::start(dir, authority).await?;
             Ok((Arc::new(etcd), Servers::Etcd(Box::new(process))))

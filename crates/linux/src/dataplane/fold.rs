@@ -141,8 +141,7 @@ mod tests {
         let port = prop::option::weighted(0.8, (0u16..12, 0u16..2, prop::bool::weighted(0.1)));
         let source = prop::option::of((0u8..6, prop::bool::weighted(0.1)));
         (protocol, port, source).prop_map(|(protocol, port, source)| {
-            let protocol =
-                protocol.map(|(number, invert)| Test::Protocol { numbers: vec![number], invert });
+            let protocol = protocol.map(|(number, invert)| Test::Protocol { numbers: vec![number], invert });
             let port = port.map(|(first, more, invert)| Test::Port {
                 side: PacketEnd::Destination,
                 ranges: port_ranges([(first, first + more)].into_iter()),
@@ -159,7 +158,8 @@ mod tests {
     }
 
     fn holds(test: &Test, (protocol, port, source): Packet) -> bool {
-        let has = |ranges: &Ranges, key: Key| ranges.iter().any(|(first, last)| (first..=last).contains(&&key));
+        let has =
+            |ranges: &Ranges, key: Key| ranges.iter().any(|(first, last)| (first..=last).contains(&&key));
         match test {
             Test::Protocol { numbers, invert } => numbers.contains(&protocol) != *invert,
             Test::Port { ranges, invert, .. } => has(ranges, Key::port(port)) != *invert,

@@ -59,7 +59,12 @@ impl Tracking {
 }
 
 /// The condition about so many connections, of which each address has begun some.
-fn condition(count: usize, limit: usize, by_source: &BTreeMap<IpAddr, usize>, state: &NodeState) -> Condition {
+fn condition(
+    count: usize,
+    limit: usize,
+    by_source: &BTreeMap<IpAddr, usize>,
+    state: &NodeState,
+) -> Condition {
     let begun = |addresses: &[IpAddr]| -> usize {
         addresses.iter().filter_map(|address| by_source.get(address)).sum()
     };

@@ -109,7 +109,13 @@ const COMMANDS: &[(&str, Run)] = &[
     ),
     ("tortie agent --node NAME --bgp", No(PLACEHOLDER)),
     ("tortie agent --node NAME --flannel --flannel-etcd", No(PLACEHOLDER)),
+    ("tortie store init", No("served/store.rs runs it")),
     ("tortie store serve", No(FOREVER)),
+    ("tortie store identity", No("served/store.rs runs it")),
+    ("tortie store backup", No("served/store.rs runs it")),
+    ("tortie store check", No("served/store.rs runs it")),
+    ("tortie store restore", No("served/store.rs runs it")),
+    ("tortie store repair", No("served/store.rs runs it")),
     ("tortie cluster diags -o cluster.tar.gz", No("served/cluster.rs runs it and reads the archive")),
     ("tortie node diags -o node.tar.gz", No("lab/diags.rs runs it on a node and reads the archive")),
 ];

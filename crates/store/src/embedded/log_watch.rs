@@ -7,7 +7,8 @@ use std::sync::Arc;
 use futures::{StreamExt, stream};
 use tortie_api::Position;
 
-use super::{Replayed, Revision, narrowed, read, replay};
+use super::replay::{Replayed, narrowed, replay};
+use super::{Revision, read};
 use crate::file::File;
 use crate::follow::Event;
 use crate::ring::{Events, Reader};

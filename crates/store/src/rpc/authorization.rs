@@ -144,6 +144,17 @@ impl Role {
     }
 
     /// # Errors
+    /// The client may not read everything at once.
+    pub(crate) fn may_back_up(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Operator(_) => Ok(()),
+            Self::Node(_) | Self::Controllers | Self::None(_) => Err(StoreError::Forbidden(format!(
+                "{self} may not back up the store; use the certificate of an operator"
+            ))),
+        }
+    }
+
+    /// # Errors
     /// The client may not write this.
     pub(crate) fn may_write(&self, write: &Write) -> Result<(), StoreError> {
         let (verb, value) = match write {

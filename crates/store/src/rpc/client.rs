@@ -1,5 +1,6 @@
 //! The client.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,18 +9,25 @@ use futures::StreamExt;
 #[cfg(unix)]
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use tokio::sync::mpsc;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 use tortie_api::{Key, Kind, Position, Positions};
 
 use super::generated::store_client::StoreClient;
+use super::known_store::{Checked, KnownStore, refused};
 use super::limited::MAX_MESSAGE_BYTES;
-use super::message::{self, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
+use super::message::{
+    self, BackupRequest, BarrierReply, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest,
+    WriteRequest,
+};
 use super::tls::{Certificates, Reloaded, for_client};
+use crate::embedded::{BackupPart, TakePart, write_backup};
 use crate::follow::{Follow, Source, Watch, follow};
 use crate::{
-    Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
+    Endpoints, Epoch, FileCheck, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version,
+    Write, Written,
 };
 
 /// The name in the certificate of the service.
@@ -33,7 +41,8 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from
 /// A store in another process. It connects on first use, and reconnects after a loss.
 #[derive(Clone)]
 pub struct Remote {
-    client: StoreClient<Channel>,
+    client: StoreClient<Checked>,
+    channel: Checked,
     /// Whether the service has no order of events across kinds.
     watches_by_kind: bool,
 }
@@ -42,7 +51,7 @@ impl Remote {
     /// The store behind a Unix socket.
     #[cfg(unix)]
     #[must_use]
-    pub fn unix(path: &std::path::Path) -> Self {
+    pub fn unix(path: &Path) -> Self {
         let path = path.to_owned();
         // The address is not used, because the connector knows the socket.
         let channel =
@@ -80,10 +89,18 @@ impl Remote {
     }
 
     fn over(channel: Channel) -> Self {
-        let client = StoreClient::new(channel)
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        Self { client, watches_by_kind: false }
+        let channel = Checked::new(channel);
+        Self { client: client(&channel), channel, watches_by_kind: false }
+    }
+
+    /// For a client that must not follow another store, such as an agent: accepts the first store that it reaches, which this
+    /// file remembers, and refuses other ones ([`StoreError::OtherStore`]) until somebody removes the file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn remembering(self, file: &Path) -> Result<Self, StoreError> {
+        let channel = self.channel.with(KnownStore::read(file)?);
+        Ok(Self { client: client(&channel), channel, ..self })
     }
 
     /// For a service in front of a datastore without an order of events across kinds, such as etcd: a watch for each kind.
@@ -92,10 +109,45 @@ impl Remote {
         Self { watches_by_kind: true, ..self }
     }
 
+    /// Writes a backup of the embedded store behind the service to a new file, which is a store, too.
+    ///
+    /// # Errors
+    /// The service has no backups, or the client is no operator; the file exists already, or cannot be written.
+    pub async fn backup(&self, to: &Path) -> Result<FileCheck, StoreError> {
+        let reply = self.client.clone().backup(BackupRequest {}).await;
+        let mut parts = reply.map_err(|status| error(status, None))?.into_inner();
+        let (sender, receiver) = mpsc::channel::<Result<BackupPart, StoreError>>(2);
+        let to = to.to_owned();
+        let written = tokio::task::spawn_blocking(move || {
+            let mut receiver = receiver;
+            write_backup(&to, |take: &mut TakePart<'_>| {
+                while let Some(part) = receiver.blocking_recv() {
+                    take(part?)?;
+                }
+                Ok(())
+            })
+        });
+        while let Some(part) = parts.message().await.transpose() {
+            let part = part.map_err(|status| error(status, None)).and_then(message::backup_part);
+            // Whoever takes no more says why in its result.
+            if sender.send(part).await.is_err() {
+                break;
+            }
+        }
+        drop(sender);
+        written.await.unwrap_or_else(|panic| Err(StoreError::Unavailable(panic.to_string())))
+    }
+
     async fn write(&self, write: Write) -> Result<Written, StoreError> {
         let written = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
         written.into_iter().next().ok_or_else(unanswered)
     }
+}
+
+fn client(channel: &Checked) -> StoreClient<Checked> {
+    StoreClient::new(channel.clone())
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 #[async_trait]
@@ -160,6 +212,14 @@ impl Store for Remote {
             .filter_map(|(plural, position)| Some((message::known_kind(&plural)?, Position(position))))
             .collect())
     }
+
+    /// Services of earlier versions tell no epoch.
+    async fn epoch(&self) -> Result<Option<Epoch>, StoreError> {
+        let reply = self.client.clone().barrier(BarrierRequest { kinds: Vec::new() }).await;
+        let BarrierReply { begin, latest, .. } = reply.map_err(|status| error(status, None))?.into_inner();
+        let epoch = begin.zip(latest);
+        Ok(epoch.map(|(begin, latest)| Epoch { begin: Position(begin), latest: Position(latest) }))
+    }
 }
 
 impl Endpoints for Remote {}
@@ -217,6 +277,9 @@ fn unanswered() -> StoreError {
 
 /// The error of a call that concerns this kind, if it concerns one.
 fn error(status: Status, kind: Option<Kind>) -> StoreError {
+    if let Some(other) = refused(&status) {
+        return other;
+    }
     match (status.code(), kind) {
         (Code::Unimplemented, Some(kind)) => return StoreError::KindAbsent(kind),
         (Code::PermissionDenied, _) => return StoreError::Forbidden(status.message().to_owned()),

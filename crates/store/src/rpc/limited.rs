@@ -13,6 +13,7 @@ use tower::Service;
 
 use super::client_identity::{Client, Role};
 use super::generated::store_server::{Store, StoreServer};
+use super::known_store::Told;
 
 /// The maximum size of an answer, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
@@ -25,23 +26,24 @@ const MAX_BYTES_OF_OTHERS: usize = 64 << 20;
 pub(super) struct Limited<T> {
     of_nodes: StoreServer<T>,
     of_others: StoreServer<T>,
+    told: Told,
 }
 
 impl<T> Clone for Limited<T> {
     fn clone(&self) -> Self {
-        Self { of_nodes: self.of_nodes.clone(), of_others: self.of_others.clone() }
+        Self { of_nodes: self.of_nodes.clone(), of_others: self.of_others.clone(), told: self.told }
     }
 }
 
 impl<T: Store> Limited<T> {
-    pub(super) fn new(store: T) -> Self {
+    pub(super) fn new(store: T, told: Told) -> Self {
         let store = Arc::new(store);
         let limited = |limit| {
             StoreServer::from_arc(store.clone())
                 .max_decoding_message_size(limit)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES)
         };
-        Self { of_nodes: limited(MAX_BYTES_OF_NODE), of_others: limited(MAX_BYTES_OF_OTHERS) }
+        Self { of_nodes: limited(MAX_BYTES_OF_NODE), of_others: limited(MAX_BYTES_OF_OTHERS), told }
     }
 }
 
@@ -68,10 +70,17 @@ where
             None => Some(Status::unauthenticated("the client is unknown")),
             Some(role) => role.refusal().map(Status::permission_denied),
         };
-        match (refused, role) {
+        let refused = refused.or_else(|| self.told.refusal(request.headers()));
+        let answer: Self::Future = match (refused, role) {
             (Some(refused), _) => Box::pin(async move { Ok(refused.into_http()) }),
             (None, Some(Role::Node(_))) => self.of_nodes.call(request),
             (None, _) => self.of_others.call(request),
-        }
+        };
+        let told = self.told;
+        Box::pin(async move {
+            let mut answer = answer.await?;
+            told.add(answer.headers_mut());
+            Ok(answer)
+        })
     }
 }

@@ -8,6 +8,7 @@ use prost::Message as _;
 use prost::encoding::{DecodeContext, WireType, skip_field};
 use tortie_api::{Key, Kind, Position};
 
+use crate::embedded::{BackupPart, BackupRecord};
 use crate::{Event, Interest, Scope, StoreError, Stored, Version, Write, Written};
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -86,6 +87,65 @@ pub(crate) struct BarrierRequest {
 pub(crate) struct BarrierReply {
     #[prost(map = "string, uint64", tag = "1")]
     pub(crate) positions: HashMap<String, u64>,
+    /// The epoch of the store, if it has epochs.
+    #[prost(uint64, optional, tag = "2")]
+    pub(crate) begin: Option<u64>,
+    #[prost(uint64, optional, tag = "3")]
+    pub(crate) latest: Option<u64>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct BackupRequest {}
+
+/// A part of a backup.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct BackupReply {
+    /// The identity of the store.
+    #[prost(string, tag = "1")]
+    pub(crate) store: String,
+    #[prost(uint64, tag = "2")]
+    pub(crate) latest: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) entries: Vec<BackupEntry>,
+    #[prost(bool, tag = "4")]
+    pub(crate) is_last: bool,
+}
+
+/// The key of an object, and its record as the file has it.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct BackupEntry {
+    #[prost(string, tag = "1")]
+    pub(crate) plural: String,
+    #[prost(string, tag = "2")]
+    pub(crate) namespace: String,
+    #[prost(string, tag = "3")]
+    pub(crate) name: String,
+    #[prost(bytes = "vec", tag = "4")]
+    pub(crate) record: Vec<u8>,
+}
+
+impl From<BackupPart> for BackupReply {
+    fn from(part: BackupPart) -> Self {
+        let BackupPart { id, latest, records, is_last } = part;
+        let entry = |BackupRecord { path: [plural, namespace, name], record }| BackupEntry {
+            plural,
+            namespace,
+            name,
+            record,
+        };
+        Self { store: id.to_string(), latest, entries: records.into_iter().map(entry).collect(), is_last }
+    }
+}
+
+/// # Errors
+/// The identity is invalid.
+pub(crate) fn backup_part(reply: BackupReply) -> Result<BackupPart, StoreError> {
+    let BackupReply { store, latest, entries, is_last } = reply;
+    let record = |entry: BackupEntry| BackupRecord {
+        path: [entry.plural, entry.namespace, entry.name],
+        record: entry.record,
+    };
+    Ok(BackupPart { id: store.parse()?, latest, records: entries.into_iter().map(record).collect(), is_last })
 }
 
 /// Create (json, no `expected`), update (json, `expected`) or delete (no json).

@@ -9,6 +9,7 @@ mod authorization;
 mod client;
 mod client_identity;
 mod connection;
+mod known_store;
 mod limited;
 mod listener;
 pub(crate) mod message;

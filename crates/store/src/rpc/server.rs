@@ -13,11 +13,12 @@ use tortie_api::{Kind, Position};
 
 use super::client_identity::{Client, Role};
 use super::generated::store_server::Store as Service;
+use super::known_store::Told;
 use super::limited::Limited;
 use super::listener::{Limits, TlsListener};
 use super::message::{
-    self, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest, ListReply, ListRequest, Refusal,
-    WatchRequest, WriteReply, WriteRequest,
+    self, BackupReply, BackupRequest, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest,
+    ListReply, ListRequest, Refusal, WatchRequest, WriteReply, WriteRequest,
 };
 use super::tls::{Certificates, Reloaded, for_server};
 use crate::{PageToken, Source, Stopped, StoreError, Write, Written};
@@ -71,7 +72,8 @@ pub async fn serve_tls(
 }
 
 fn service(store: Arc<dyn Source>) -> Limited<Offered> {
-    Limited::new(Offered(store))
+    let told = Told(store.id());
+    Limited::new(Offered(store), told)
 }
 
 struct Offered(Arc<dyn Source>);
@@ -145,7 +147,19 @@ impl Service for Offered {
             .iter()
             .filter_map(|kind| Some((kind.plural().to_owned(), positions.of(*kind)?.0)))
             .collect();
-        Ok(Response::new(BarrierReply { positions }))
+        let epoch = self.0.epoch().await.map_err(status)?;
+        let (begin, latest) = (epoch.map(|epoch| epoch.begin.0), epoch.map(|epoch| epoch.latest.0));
+        Ok(Response::new(BarrierReply { positions, begin, latest }))
+    }
+
+    type BackupStream = BoxStream<'static, Result<BackupReply, Status>>;
+
+    async fn backup(&self, request: Request<BackupRequest>) -> Result<Response<Self::BackupStream>, Status> {
+        role(&request)?.may_back_up().map_err(status)?;
+        let store = self.0.embedded();
+        let store = store.ok_or_else(|| Status::unimplemented("only an embedded store has backups"))?;
+        let parts = store.backup().map(|part| part.map(BackupReply::from).map_err(status));
+        Ok(Response::new(parts.boxed()))
     }
 
     type WatchStream = BoxStream<'static, Result<EncodedEvent, Status>>;
@@ -205,5 +219,6 @@ fn status(error: StoreError) -> Status {
         StoreError::Forbidden(text) => Status::permission_denied(text),
         StoreError::KindAbsent(_) => Status::unimplemented(text),
         StoreError::Throttled(_) => Status::unavailable(text),
+        StoreError::OtherStore { .. } => Status::failed_precondition(text),
     }
 }

@@ -1,5 +1,7 @@
 //! Runs the conformance suite on every backend, and tests the guarantees of the embedded one.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,15 +29,21 @@ async fn next(watch: &mut Watch) -> Option<Result<Event, StoreError>> {
     }
 }
 
+/// A store in a new file.
+fn made(path: &Path) -> Embedded {
+    Embedded::init(path, None).unwrap();
+    Embedded::open(path).unwrap()
+}
+
 fn embedded() -> (Arc<Embedded>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    (Arc::new(Embedded::open(&dir.path().join("store.redb")).unwrap()), dir)
+    (Arc::new(made(&dir.path().join("store.redb"))), dir)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn embedded_conforms() {
     conformance::run(Values::Any, || async {
-        Arc::new(Embedded::open(&tempfile::tempdir().unwrap().keep().join("s")).unwrap()) as Arc<dyn Store>
+        Arc::new(made(&tempfile::tempdir().unwrap().keep().join("s"))) as Arc<dyn Store>
     })
     .await;
 }
@@ -44,7 +52,7 @@ async fn embedded_conforms() {
 async fn served_on_a_unix_socket_conforms() {
     conformance::run(Values::Any, || async {
         let dir = tempfile::tempdir().unwrap().keep();
-        let store = Arc::new(Embedded::open(&dir.join("s")).unwrap());
+        let store = Arc::new(made(&dir.join("s")));
         let socket = dir.join("socket");
         tokio::spawn({
             let socket = socket.clone();
@@ -100,6 +108,7 @@ async fn a_service_of_another_authority_is_refused() {
 async fn everything_is_there_after_a_restart() {
     let (store, dir) = embedded();
     let key = Key::global(Kind::Namespace, "n");
+    let before = store.epoch().await.unwrap().unwrap().begin;
     let written = store.create(&key, json!({"v": 1})).await.unwrap();
     drop(store);
     let path = dir.path().join("store.redb");
@@ -115,15 +124,18 @@ async fn everything_is_there_after_a_restart() {
     assert_eq!(again.get(&key).await.unwrap().unwrap(), written);
     let later = again.update(&key, json!({"v": 2}), &written.version).await.unwrap();
     assert!(later.position > written.position);
-    let mut watch = again.watch(&all(Kind::Namespace), Position(0)).await.unwrap();
+    let mut watch = again.watch(&all(Kind::Namespace), before).await.unwrap();
     assert_eq!(next(&mut watch).await, Some(Ok(Event::Put(written))));
+    let epoch = again.epoch().await.unwrap().unwrap();
+    assert!(epoch.begin > before && epoch.latest == later.position, "{epoch:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_from_before_the_log_says_so() {
     let (store, _dir) = embedded();
     let key = Key::global(Kind::Namespace, "n");
-    let mut position = store.create(&key, json!(0)).await.unwrap().position;
+    let first = store.create(&key, json!(0)).await.unwrap().position;
+    let mut position = first;
     let many: Vec<_> = (0..20_010)
         .map(|number| {
             let store = store.clone();
@@ -137,7 +149,7 @@ async fn a_watch_from_before_the_log_says_so() {
         let store = store.clone();
         async move { store.watch(&all(Kind::Namespace), Position(after)).await.err() }
     };
-    assert_eq!(watch(1).await, Some(StoreError::Compacted(Position(1))));
+    assert_eq!(watch(first.0).await, Some(StoreError::Compacted(first)));
     assert_eq!(watch(position.0 - 19_000).await, None);
     let future = position.0 + 1;
     assert_eq!(
@@ -206,6 +218,23 @@ fn a_file_that_is_no_store_is_refused() {
     let error = Embedded::open(&path).err().unwrap().to_string();
     assert!(error.contains(&path.display().to_string()), "{error}");
     assert!(std::fs::read_to_string(&path).unwrap().starts_with("not a store"));
+    let refused = |path: &Path| Embedded::open(path).err().unwrap().to_string();
+    let absent = dir.path().join("absent");
+    assert!(refused(&absent).contains("does not exist; `tortie store init`"), "{}", refused(&absent));
+    assert!(!absent.exists(), "nothing is made");
+    let empty = dir.path().join("empty");
+    std::fs::write(&empty, "").unwrap();
+    assert!(refused(&empty).contains("the file is empty"), "{}", refused(&empty));
+    assert_eq!(empty.metadata().unwrap().len(), 0);
+    for path in [&path, &empty] {
+        let error = Embedded::init(path, None).unwrap_err().to_string();
+        assert!(error.contains("exists already"), "{error}");
+    }
+    let store = Embedded::init(&absent, None).unwrap();
+    assert_eq!(Embedded::identity_of(&absent).unwrap(), Some(store));
+    let names: BTreeSet<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["absent", "empty", "s"].map(Into::into).into(), "no unfinished file remains");
 }
 
 /// With paused time, the clock advances whenever nothing happens.

@@ -4,8 +4,10 @@
 mod backends;
 #[path = "../common/mod.rs"]
 mod common;
+mod damage;
 mod etcd;
 mod faults;
 mod follow;
+mod history;
 mod kubernetes;
 mod rpc;

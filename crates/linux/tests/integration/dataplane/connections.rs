@@ -9,6 +9,8 @@ use ipnet::IpNet;
 use tortie_api::calico::EstablishedFlows;
 use tortie_api::net::Action;
 use tortie_dataplane::*;
+use tortie_kernel::conntrack::Conntrack;
+use tortie_linux::dataplane::Config;
 use tortie_policy::program::*;
 
 #[test]

@@ -1,4 +1,4 @@
-//! `tortie store serve` and `tortie certs`: a datastore for machines without Kubernetes and etcd.
+//! `tortie store` and `tortie certs`: a datastore for machines without Kubernetes and etcd.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -86,6 +86,7 @@ fn machines_share_a_datastore_by_certificates() {
         "store serve --data d/s.redb --socket s.sock --listen {address} {}",
         files("tortie-certs", "store")
     );
+    expect(folder, "store init --data d/s.redb", 0, "created in d/s.redb");
     let running = serve(folder, &line);
     expect(folder, "store serve --data d/s.redb --socket other.sock", 1, "d/s.redb");
     let on = |dir: &str, name: &str, rest: &str| format!("{rest} --store tls:{address} {}", files(dir, name));
@@ -107,4 +108,103 @@ fn machines_share_a_datastore_by_certificates() {
     expect(folder, "get gns --store unix:s.sock", 0, "s");
     end(running);
     expect(folder, "store serve --listen 127.0.0.1:1", 2, "--tls-authority");
+}
+
+const SUCCESSOR: &str = "11111111-2222-4333-8444-555555555555";
+
+/// A store is made once, by a command of its own: a service that made a missing one would serve an empty cluster.
+#[test]
+fn a_store_is_made_once_and_keeps_its_identity() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
+    expect(
+        folder,
+        "store serve --data d/s.redb --socket s.sock",
+        1,
+        "`tortie store init` makes a store, once",
+    );
+    assert!(!folder.join("d").exists(), "nothing is made");
+    expect(folder, "store identity --data d/s.redb", 1, "d/s.redb: the file does not exist");
+    expect(folder, "store init --data d/s.redb", 0, "created in d/s.redb");
+    let mode = std::fs::metadata(folder.join("d/s.redb")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let identity = || text_of(&command(folder, "store identity --data d/s.redb").output().unwrap());
+    let first = identity();
+    assert_eq!(first.trim().len(), SUCCESSOR.len(), "{first}");
+    expect(folder, "store init --data d/s.redb", 1, "d/s.redb: the file exists already");
+    assert_eq!(identity(), first);
+
+    let running = serve(folder, "store serve --data d/s.redb --socket s.sock");
+    expect(folder, "store identity --data d/s.redb", 1, "served by a process");
+    expect(
+        folder,
+        &format!("store identity --data d/s.redb --replace-with {SUCCESSOR}"),
+        1,
+        "served by a process",
+    );
+    end(running);
+    assert_eq!(identity(), first, "a restart keeps it");
+    let line = format!("store identity --data d/s.redb --replace-with {SUCCESSOR}");
+    expect(folder, &line, 0, SUCCESSOR);
+    assert_eq!(identity().trim(), SUCCESSOR);
+    expect(folder, &format!("store init --data t.redb --identity {SUCCESSOR}"), 0, SUCCESSOR);
+    expect(folder, "store init --data u.redb --identity u", 2, "no identity of a store");
+    for (name, text) in [("empty", ""), ("text", "this is no store, but a text of some length")] {
+        std::fs::write(folder.join(name), text).unwrap();
+        expect(folder, &format!("store serve --data {name} --socket s.sock"), 1, name);
+        assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), text, "it is left alone");
+    }
+}
+
+/// The only backup in a folder.
+fn backup_in(folder: &Path) -> std::path::PathBuf {
+    let names: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let [backup] = names.try_into().unwrap();
+    backup
+}
+
+/// A day of an operator: a backup of the running service, a damaged file, what is left of it, and the backup again.
+#[test]
+fn a_damaged_store_is_refused_and_restored() {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
+    std::fs::write(folder.join("node.yml"), NODE).unwrap();
+    std::fs::write(folder.join("set.yml"), SET).unwrap();
+    expect(folder, "store init --data s.redb", 0, "created");
+    let running = serve(folder, "store serve --data s.redb --socket s.sock");
+    expect(folder, "apply -f node.yml -f set.yml --store unix:s.sock", 0, "Node one created");
+    for _ in 0..2 {
+        expect(folder, "store backup --to backups --keep 1 --socket s.sock", 0, "2 objects");
+        // The name is the time in seconds.
+        std::thread::sleep(Duration::from_millis(1_100));
+    }
+    let backup = backup_in(&folder.join("backups"));
+    let mode = std::fs::metadata(&backup).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    expect(folder, "delete gns s --store unix:s.sock", 0, "deleted");
+    expect(folder, "store check --data s.redb", 1, "served by a process");
+    end(running);
+    expect(folder, "store check --data s.redb", 0, "1 object");
+    expect(folder, "store backup --to others --data s.redb", 0, "1 object");
+
+    let mut bytes = std::fs::read(folder.join("s.redb")).unwrap();
+    // Every copy of the record that the file has: old pages stay in it.
+    let places: Vec<usize> =
+        (0..bytes.len() - 8).filter(|place| bytes[*place..].starts_with(b"\"name\":\"")).collect();
+    assert!(!places.is_empty());
+    places.into_iter().for_each(|place| bytes[place + 2] ^= 1);
+    std::fs::write(folder.join("s.redb"), &bytes).unwrap();
+    for line in ["store check --data s.redb", "store serve --data s.redb --socket s.sock"] {
+        expect(folder, line, 1, "s.redb: the store's file is damaged");
+    }
+    assert_eq!(std::fs::read(folder.join("s.redb")).unwrap(), bytes, "it is left alone");
+    expect(folder, "store repair --data s.redb --to saved.redb", 1, "lost: nodes one");
+    expect(folder, "store check --data saved.redb", 0, "0 objects");
+
+    let from = format!("store restore --from {} --data", backup.display());
+    expect(folder, &format!("{from} s.redb"), 1, "exists already");
+    expect(folder, &format!("{from} new.redb"), 0, "2 objects");
+    let running = serve(folder, "store serve --data new.redb --socket s.sock");
+    expect(folder, "get gns --store unix:s.sock", 0, "s");
+    end(running);
 }

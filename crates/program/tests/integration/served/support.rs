@@ -4,19 +4,37 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
+use tokio::task::JoinHandle;
 use tortie_api::{Key, Kind};
 use tortie_store::rpc::serve_unix;
-use tortie_store::{Embedded, Store};
+use tortie_store::{Embedded, Store, StoreError};
 
 pub(crate) struct Cluster {
     pub store: Arc<Embedded>,
     dir: TempDir,
+    /// Writes reports again and again.
+    reporting: Mutex<Option<JoinHandle<()>>>,
+}
+
+async fn put(store: &Embedded, key: &Key, value: Value) -> Result<u64, StoreError> {
+    let written = match store.get(key).await? {
+        None => store.create(key, value).await,
+        Some(there) => store.update(key, value, &there.version).await,
+    };
+    Ok(written?.position.0)
+}
+
+fn report(position: u64, conditions: &Value, more: usize) -> Value {
+    let positions: BTreeMap<&str, u64> = Kind::all().map(|kind| (kind.plural(), position)).collect();
+    let time = jiff::Timestamp::now().to_string();
+    let status = json!({"os": "linux", "time": time, "heartbeatSeconds": 60, "positions": positions, "endpoints": 0, "conditions": conditions, "more": more});
+    json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": status})
 }
 
 impl Cluster {
@@ -29,17 +47,18 @@ impl Cluster {
             assert!(Instant::now() < deadline);
             tokio::task::yield_now().await;
         }
-        let cluster = Self { store, dir };
+        let cluster = Self { store, dir, reporting: Mutex::default() };
         cluster.put(&Key::global(Kind::Node, "one"), json!({"metadata": {"name": "one"}})).await;
         cluster
     }
 
     pub(crate) async fn put(&self, key: &Key, value: Value) -> u64 {
-        let written = match self.store.get(key).await.unwrap() {
-            None => self.store.create(key, value).await,
-            Some(there) => self.store.update(key, value, &there.version).await,
-        };
-        written.unwrap().position.0
+        loop {
+            match put(&self.store, key, value.clone()).await {
+                Err(StoreError::Conflict(_)) => {}
+                written => return written.unwrap(),
+            }
+        }
     }
 
     /// Stores the endpoint of pod `p` on a node, with the label `app: <namespace>`.
@@ -55,13 +74,32 @@ impl Cluster {
 
     /// Reports that everything up to this position of every kind is in force.
     pub(crate) async fn report(&self, position: u64, conditions: Value, more: usize) {
-        let positions: BTreeMap<&str, u64> = Kind::all().map(|kind| (kind.plural(), position)).collect();
-        let time = jiff::Timestamp::now().to_string();
-        let status = json!({"os": "linux", "time": time, "heartbeatSeconds": 60, "positions": positions, "endpoints": 0, "conditions": conditions, "more": more});
-        let report = json!({
-            "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": status,
+        self.stop_reporting().await;
+        self.put(&Key::global(Kind::NodeReport, "one"), report(position, &conditions, more)).await;
+    }
+
+    /// Reports until the next report that everything is in force which is stored by then.
+    pub(crate) async fn report_everything(&self, conditions: Value, more: usize) {
+        self.report(1, conditions.clone(), more).await;
+        let store = self.store.clone();
+        let reporting = tokio::spawn(async move {
+            let key = Key::global(Kind::NodeReport, "one");
+            loop {
+                let latest = store.epoch().await.unwrap().unwrap().latest.0;
+                // Somebody may ask for a report at the same time.
+                let _ = put(&store, &key, report(latest, &conditions, more)).await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
         });
-        self.put(&Key::global(Kind::NodeReport, "one"), report).await;
+        *self.reporting.lock().unwrap() = Some(reporting);
+    }
+
+    async fn stop_reporting(&self) {
+        let reporting = self.reporting.lock().unwrap().take();
+        if let Some(reporting) = reporting {
+            reporting.abort();
+            let _ = reporting.await;
+        }
     }
 
     pub(crate) fn file(&self, text: &str) -> PathBuf {

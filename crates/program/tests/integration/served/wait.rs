@@ -53,7 +53,7 @@ async fn node_reports_about_applied_objects_decide_the_exit_code() {
         (condition(&pod, &[], "InterfaceMissing", "not there"), 0, false, "not in force on one"),
     ];
     for (conditions, more, good, expected) in table {
-        cluster.report(1_000, conditions, more).await;
+        cluster.report_everything(conditions, more).await;
         let output = cluster.apply(&file, if good { LONG } else { SHORT }).await;
         assert_eq!(output.status.success(), good, "{}", text_of(&output));
         assert!(text_of(&output).contains(expected), "{expected:?} is not in {}", text_of(&output));
@@ -88,7 +88,7 @@ async fn a_relabelled_pod_is_in_force_when_its_endpoint_has_the_labels() {
     let stale = Key::namespaced(Kind::WorkloadEndpoint, "default", "two-k8s-p-eth0");
     cluster.put(&ours, endpoint("u", "old")).await;
     cluster.put(&stale, endpoint("another", "old")).await;
-    cluster.report(1_000, json!([]), 0).await;
+    cluster.report_everything(json!([]), 0).await;
     let file = cluster.file(&pod("new").to_string());
     let output = cluster.apply(&file, SHORT).await;
     assert!(!output.status.success(), "its endpoint has the old label: {}", text_of(&output));
@@ -104,7 +104,7 @@ async fn a_relabelled_pod_is_in_force_when_its_endpoint_has_the_labels() {
 #[tokio::test(flavor = "multi_thread")]
 async fn apply_waits_until_pods_run() {
     let cluster = Cluster::new().await;
-    cluster.report(1_000, json!([]), 0).await;
+    cluster.report_everything(json!([]), 0).await;
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},
         "spec": {"nodeName": "one", "containers": [{"name": "c"}]}});
     let file = cluster.file(&pod.to_string());

@@ -1,0 +1,236 @@
+#![allow(clippy::unwrap_used)]
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use redb::{StorageBackend, WriteTransaction};
+use serde_json::json;
+
+use super::layout::LOG;
+use super::*;
+
+/// A disk that can be full.
+#[derive(Debug, Clone)]
+struct Disk(Arc<(InMemoryBackend, AtomicBool)>);
+
+impl Disk {
+    fn check(&self) -> io::Result<()> {
+        let full = self.0.1.load(Ordering::SeqCst);
+        if full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    }
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        self.0.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.0.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.check()?;
+        self.0.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.check()?;
+        self.0.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check()?;
+        self.0.0.write(offset, data)
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_was_full_ends_nothing() {
+    let disk = Disk(Arc::new((InMemoryBackend::new(), AtomicBool::new(false))));
+    let file = File::new({
+        let disk = disk.clone();
+        move || Database::builder().create_with_backend(disk.clone()).map_err(failed)
+    });
+    let store = Embedded::over_new(file.unwrap()).unwrap();
+    let key = |name: &str| Key::global(Kind::Namespace, name);
+    let create = async |name: &str| store.create(&key(name), json!({"metadata": {"name": name}})).await;
+    create("before").await.unwrap();
+    let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(1)).await.unwrap();
+    assert_eq!(events.next().await, Some(Ok(Event::Progress(Position(1)))));
+    for round in 0..3 {
+        disk.0.1.store(true, Ordering::SeqCst);
+        for _ in 0..3 {
+            let refused = create("meanwhile").await;
+            assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+        }
+        disk.0.1.store(false, Ordering::SeqCst);
+        let name = format!("after-{round}");
+        create(&name).await.unwrap();
+        let Some(Ok(Event::Put(event))) = events.next().await else { panic!("the watch goes on") };
+        assert_eq!(event.key, key(&name));
+        assert!(store.get(&key("before")).await.unwrap().is_some());
+    }
+    assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+}
+
+/// A record that is not JSON is an object that no reader understands; the others of its kind are not affected.
+#[tokio::test]
+async fn a_record_that_is_not_json_stays_alone() {
+    let store = Embedded::in_memory().unwrap();
+    let key = |name: &str| Key::global(Kind::Namespace, name);
+    for name in ["damaged", "whole"] {
+        store.create(&key(name), json!({"metadata": {"name": name}})).await.unwrap();
+    }
+    let damage = |transaction: &WriteTransaction| {
+        let mut objects = transaction.open_table(OBJECTS).map_err(failed)?;
+        let path = ("namespaces", "", "damaged");
+        let record = records::object(path, 1, b"{\"metadata\":");
+        objects.insert(path, record.as_slice()).map_err(failed)?;
+        let mut log = transaction.open_table(LOG).map_err(failed)?;
+        let record = records::logged(path, 1, b"{\"metadata\":");
+        log.insert(1, ("namespaces", "", "damaged", record.as_slice())).map_err(failed)?;
+        Ok(())
+    };
+    store.file.write(damage).unwrap();
+    let text = json!("{\"metadata\":");
+    let listed = store.list(Kind::Namespace).await.unwrap().items;
+    assert_eq!(
+        listed.iter().map(|it| &it.value).collect::<Vec<_>>(),
+        [&text, &json!({"metadata": {"name": "whole"}})]
+    );
+    let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(0)).await.unwrap();
+    for expected in [&text, &listed[1].value] {
+        let Some(Ok(Event::Put(stored))) = events.next().await else { panic!("both are delivered") };
+        assert_eq!(stored.value, *expected);
+    }
+    let repaired = json!({"metadata": {"name": "damaged"}});
+    store.update(&key("damaged"), repaired.clone(), &listed[0].version).await.unwrap();
+    assert_eq!(store.get(&key("damaged")).await.unwrap().unwrap().value, repaired);
+}
+
+/// A disk that hangs costs the memory of the requests that may wait, and the others are made later.
+#[tokio::test]
+async fn requests_beyond_the_limit_wait_for_room() {
+    let store = Embedded::in_memory().unwrap();
+    let (entered, is_held) = std::sync::mpsc::channel();
+    let (open, gate) = std::sync::mpsc::channel::<()>();
+    // A transaction of somebody else blocks the writer.
+    let file = store.file.clone();
+    thread::spawn(move || {
+        file.write(|_| {
+            entered.send(()).unwrap();
+            let _ = gate.recv();
+            Ok(())
+        })
+    });
+    is_held.recv().unwrap();
+    let count = 3 * MAX_WAITING;
+    let creations = (0..count).map(|number| {
+        let store = store.clone();
+        let key = Key::global(Kind::Namespace, format!("n{number}"));
+        tokio::spawn(async move { store.create(&key, json!(number)).await })
+    });
+    let creations: Vec<_> = creations.collect();
+    while store.writer.capacity() > 0 {
+        tokio::task::yield_now().await;
+    }
+    open.send(()).unwrap();
+    for created in futures::future::join_all(creations).await {
+        created.unwrap().unwrap();
+    }
+    assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), count);
+}
+
+/// After an I/O error, the file is opened again by its name, which may be that of another file by then.
+#[tokio::test]
+async fn another_file_of_the_same_name_is_not_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let id = Embedded::init(&path("s"), None).unwrap();
+    Embedded::init(&path("other"), None).unwrap();
+    Embedded::init(&path("successor"), Some(id)).unwrap();
+    let store = Embedded::open(&path("s")).unwrap();
+    let key = |name: &str| Key::global(Kind::Namespace, name);
+    store.create(&key("early"), json!(0)).await.unwrap();
+    std::fs::copy(path("s"), path("older")).unwrap();
+    store.create(&key("late"), json!(0)).await.unwrap();
+    std::fs::hard_link(path("s"), path("right")).unwrap();
+    // Its epoch is later than that of the right file.
+    drop(Embedded::open(&path("successor")).unwrap());
+    while Embedded::identity_of(&path("successor")).is_err() {
+        tokio::task::yield_now().await;
+    }
+    for name in ["other", "successor", "older"] {
+        std::fs::rename(path(name), path("s")).unwrap();
+        let error = store.file.reopen().unwrap_err().to_string();
+        assert!(error.contains("was replaced while it was served"), "{name}: {error}");
+        let refused = store.create(&key("lost"), json!(0)).await;
+        assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{name}: {refused:?}");
+        assert!(store.list(Kind::Namespace).await.is_err(), "{name}");
+    }
+    std::fs::rename(path("right"), path("s")).unwrap();
+    store.create(&key("again"), json!(0)).await.unwrap();
+    assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 3);
+}
+
+#[test]
+fn a_file_keeps_its_latest_epochs() {
+    let file = File::new(|| Database::builder().create_with_backend(InMemoryBackend::new()).map_err(failed));
+    let file = file.unwrap();
+    file.write(|transaction| layout::make(transaction, StoreId::random())).unwrap();
+    for number in 1..=300 {
+        let begun = file.write(|transaction| layout::begin(transaction, |latest| latest + 10)).unwrap();
+        assert_eq!(begun.begin, 10 * number);
+    }
+    let kept = file.read(|transaction| epochs::read(&transaction.open_table(layout::EPOCHS).unwrap()));
+    let kept: Vec<Revision> = kept.unwrap().into_iter().map(|(begin, _)| begin).collect();
+    assert_eq!(kept, (45..=300).map(|number| 10 * number).collect::<Vec<_>>());
+    let standing = file.write(|transaction| layout::begin(transaction, |latest| latest));
+    assert!(matches!(standing, Err(StoreError::Damaged(_))), "an epoch begins later than the former one");
+}
+
+#[tokio::test]
+async fn an_incomplete_backup_is_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("b");
+    let part = |is_last| BackupPart { id: StoreId::random(), latest: 7, records: Vec::new(), is_last };
+    for parts in [vec![], vec![part(false)]] {
+        let written = write_backup(&path, |take| parts.into_iter().try_for_each(take));
+        assert!(matches!(written, Err(StoreError::Unavailable(_))), "{written:?}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+    write_backup(&path, |take| [part(false), part(true)].into_iter().try_for_each(take)).unwrap();
+    // Who has reached exactly this state goes on.
+    let store = Embedded::open(&path).unwrap();
+    for (after, is_known) in [(6, false), (7, true), (8, false)] {
+        let watch = store.watch(&[Interest::all(Kind::Node)], Position(after)).await;
+        assert_eq!(watch.is_ok(), is_known, "{after}");
+    }
+}
+
+/// A failed transaction may have been committed, and its log may be damaged by then: watchers list again.
+#[tokio::test]
+async fn watches_end_if_the_events_of_a_failed_transaction_are_damaged() {
+    let store = Embedded::in_memory().unwrap();
+    let key = |name: &str| Key::global(Kind::Namespace, name);
+    store.create(&key("before"), json!(0)).await.unwrap();
+    let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(1)).await.unwrap();
+    assert_eq!(events.next().await, Some(Ok(Event::Progress(Position(1)))));
+    let untold = |transaction: &WriteTransaction| {
+        let mut log = transaction.open_table(LOG).map_err(failed)?;
+        log.insert(2, ("namespaces", "", "untold", &b"damaged"[..])).map_err(failed)?;
+        transaction.open_table(LATEST).map_err(failed)?.insert((), 2).map_err(failed)?;
+        Ok(())
+    };
+    store.file.write(untold).unwrap();
+    store.create(&key("after"), json!(0)).await.unwrap();
+    let end = tokio::time::timeout(std::time::Duration::from_secs(60), events.next()).await;
+    assert_eq!(end.expect("the watch ends"), Some(Err(StoreError::FellBehind)));
+    assert_eq!(store.barrier(&[Kind::Namespace]).await.unwrap().of(Kind::Namespace), Some(Position(3)));
+    // Later watches and writes are not affected.
+    let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(3)).await.unwrap();
+    assert_eq!(events.next().await, Some(Ok(Event::Progress(Position(3)))));
+    store.create(&key("later"), json!(0)).await.unwrap();
+    assert!(matches!(events.next().await, Some(Ok(Event::Put(stored))) if stored.key == key("later")));
+}
