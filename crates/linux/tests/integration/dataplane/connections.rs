@@ -227,7 +227,7 @@ fn a_pod_that_nearly_fills_connection_tracking_is_named() {
     node.add(&server, open());
     let send = |count: u16| {
         let from = (0..count).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap());
-        from.for_each(|socket| drop(socket.send_to(b"x", (server.address, 9)).unwrap()));
+        from.for_each(|socket| assert_eq!(socket.send_to(b"x", (server.address, 9)).unwrap(), 1));
     };
     client.namespace.run(|| send(79)).unwrap();
     assert_eq!(node.resync(), Report::default());
