@@ -141,6 +141,11 @@ impl Calc {
         self
     }
 
+    /// The nodes whose tunnel addresses do not count, with the reasons. As of the last flush.
+    pub fn refused_tunnels(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.network.refused_tunnels()
+    }
+
     /// The nodes to whose pods direct routes cannot lead, with the blocks and borrowed addresses. As of the last flush.
     #[must_use]
     pub fn without_direct_route(&self) -> BTreeMap<&str, Vec<ipnet::IpNet>> {

@@ -2,6 +2,7 @@
 
 mod flannel;
 mod flannel_leases;
+mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,6 +23,7 @@ use flannel::PodNetworks;
 pub(crate) use flannel::translated;
 pub use flannel::{pool_of_network, unfit_for_flannel};
 pub(crate) use flannel_leases::FlannelLeases;
+use tunnels::Tunnels;
 
 /// The inputs of the overlay.
 #[derive(Default)]
@@ -51,6 +53,9 @@ pub(crate) struct Network {
     /// The blocks and borrowed addresses of other nodes that would have a direct route, if their nodes were in the network
     /// of this one.
     far: BTreeMap<IpNet, String>,
+    tunnels: Tunnels,
+    /// Why tunnel addresses of other nodes do not count.
+    refused_tunnels: BTreeMap<(String, IpVersion), String>,
     dirty: Dirty,
 }
 
@@ -65,8 +70,12 @@ struct Dirty {
 
 impl Calc {
     pub(crate) fn network_deltas(&mut self, deltas: &mut Vec<Delta>) {
-        let Dirty { settings, nodes, mut blocks } = std::mem::take(&mut self.network.dirty);
+        let Dirty { settings, mut nodes, mut blocks } = std::mem::take(&mut self.network.dirty);
         let mut is_due = settings;
+        if settings {
+            // Pools decide which tunnel addresses count.
+            nodes.extend(self.network.tunnels.nodes().cloned());
+        }
         if nodes.contains(&self.node) || settings {
             let node = self.network.local_node(&self.node);
             deltas.extend(node.filter(|node| self.state.node.as_ref() != Some(node)).map(Delta::Node));
@@ -90,6 +99,7 @@ impl Calc {
             blocks.extend(self.network.blocks_of.get(&name).into_iter().flatten());
             blocks.extend(self.network.pod_networks.of(&name));
             for version in IpVersion::ALL {
+                self.network.judge_tunnel(&name, &self.node, version);
                 let known = self.state.vteps.get(&(name.clone(), version));
                 match self.network.vtep(&name, &self.node, version) {
                     Some(vtep) if known != Some(&vtep) => deltas.push(Delta::Vtep(vtep)),
@@ -128,6 +138,7 @@ impl Network {
             let changed = self.pod_networks.update(name, subnets.collect());
             self.dirty.blocks.extend(changed);
         }
+        self.tunnels.update(name, self.nodes.get(name), node.as_ref());
         if put(&mut self.nodes, name.to_owned(), node) {
             self.dirty.nodes.insert(name.to_owned());
         }
@@ -159,6 +170,7 @@ impl Network {
             self.dirty.blocks.insert(cidr);
             self.move_route(cidr, former, owner);
         }
+        self.dirty.nodes.extend(self.tunnels.within(&cidr).cloned());
         let known = self.borrowed.get(&cidr).cloned().unwrap_or_default();
         if known == borrowed {
             return;
@@ -202,6 +214,8 @@ impl Network {
         let blocks = self.blocks.is_empty() && self.blocks_of.is_empty() && borrowed;
         blocks
             && self.far.is_empty()
+            && self.tunnels.is_empty()
+            && self.refused_tunnels.is_empty()
             && self.nodes.is_empty()
             && self.pod_networks.is_empty()
             && self.pools.is_empty()
@@ -283,7 +297,21 @@ impl Network {
     /// The tunnel end of another node.
     pub(crate) fn vtep(&self, name: &str, local: &str, version: IpVersion) -> Option<Vtep> {
         let is_other = name != local && !self.policy_only;
-        self.nodes.get(name).filter(|_| is_other).and_then(|node| vtep(name, node, version))
+        let vtep = self.nodes.get(name).filter(|_| is_other).and_then(|node| vtep(name, node, version));
+        vtep.filter(|_| !self.refused_tunnels.contains_key(&(name.to_owned(), version)))
+    }
+
+    /// Judges the tunnel address of another node again.
+    fn judge_tunnel(&mut self, name: &str, local: &str, version: IpVersion) {
+        let is_other = name != local && !self.policy_only;
+        let node = self.nodes.get(name).filter(|_| is_other);
+        let problem = node.and_then(|node| self.tunnel_problem(name, node, node.vxlan_address(version)?));
+        put(&mut self.refused_tunnels, (name.to_owned(), version), problem);
+    }
+
+    /// The nodes whose tunnel addresses do not count, with the reasons.
+    pub(crate) fn refused_tunnels(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.refused_tunnels.iter().map(|((node, _), problem)| (node.as_str(), problem.as_str()))
     }
 
     /// The target of the route to a block or a borrowed address. It has none if its pool has neither an overlay nor direct
