@@ -50,17 +50,17 @@ fn a_pod_with_policy_is_closed_if_its_acls_are_gone() {
         assert_eq!(before, [true, true]);
         let mut hold = HeldEndpoints::new(node.hns.clone());
         node.hns.take();
-        assert_eq!(hold.hold(&saved(&node)).unwrap(), false, "policy is in force");
+        assert!(!hold.hold(&saved(&node)).unwrap(), "policy is in force");
         assert_eq!(node.hns.take_changes(), []);
 
         node.hns.inner().restart(survives).unwrap();
-        assert_eq!(hold.hold(&saved(&node)).unwrap(), false, "it has just looked");
+        assert!(!hold.hold(&saved(&node)).unwrap(), "it has just looked");
         let mut hold = HeldEndpoints::new(node.hns.clone());
         assert_eq!(hold.hold(&saved(&node)).unwrap(), has_policy);
         assert_eq!(passes(&node), [!has_policy; 2]);
         let mut hold = HeldEndpoints::new(node.hns.clone());
         node.hns.take();
-        assert_eq!(hold.hold(&saved(&node)).unwrap(), false, "what it has closed is in force");
+        assert!(!hold.hold(&saved(&node)).unwrap(), "what it has closed is in force");
         assert_eq!(node.hns.take_changes(), []);
 
         node.wait(60);
@@ -85,7 +85,7 @@ fn what_hns_does_not_answer_or_have_is_no_success() {
     node.hns.clear_fault();
     node.hns.inner().delete_endpoint(tortie_windows::endpoint_id(CONTAINER)).unwrap();
     let mut hold = HeldEndpoints::new(node.hns.clone());
-    assert_eq!(hold.hold(&saved(&node)).unwrap(), false, "the pod has ended");
+    assert!(!hold.hold(&saved(&node)).unwrap(), "the pod has ended");
 }
 
 /// The saved state may be lost, or the pod may be new. The node's own endpoints have other names.
