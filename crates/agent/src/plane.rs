@@ -25,7 +25,7 @@ use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
 use crate::saved_state::Saver;
 use crate::shared_ends::shared_ends;
-use crate::unsupported::{Unsupported, Watched, out_of_reach};
+use crate::unsupported::{Unsupported, Watched, out_of_reach, refused_tunnels};
 use crate::{flannel, flannel_etcd};
 
 /// The interval at which the dataplane reads everything back.
@@ -417,6 +417,7 @@ impl Plane {
     fn unsupported(&self) -> Vec<Unsupported> {
         let mut all = self.watched.all();
         all.extend(out_of_reach(&self.calc.without_direct_route()));
+        all.extend(refused_tunnels(self.calc.refused_tunnels()));
         all.extend(flannel::unreachable(self.watched.node(), self.calc.flannel_problems()));
         let shared = self.shared_ends.iter().map(|(node, problem)| (node.as_str(), problem.clone()));
         all.extend(flannel::unreachable(self.watched.node(), shared.collect()));

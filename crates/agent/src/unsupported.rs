@@ -55,6 +55,18 @@ pub(crate) fn out_of_reach(far: &BTreeMap<&str, Vec<IpNet>>) -> Vec<Unsupported>
     unsupported.collect()
 }
 
+/// The nodes whose tunnel addresses do not count (policy decision 51).
+pub(crate) fn refused_tunnels<'a>(refused: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Unsupported> {
+    let unsupported = refused.map(|(node, problem)| Unsupported {
+        object: Key::global(Kind::Node, node),
+        reason: Reason::RouteRefused,
+        message: format!(
+            "{problem}; this node has no route there, and none by VXLAN to its pods. Restart the agent of that node, so that it takes an              address from IPAM; if somebody else has annotated the Node, find out who"
+        ),
+    });
+    unsupported.collect()
+}
+
 /// The objects that may be in force only in part.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {

@@ -69,7 +69,8 @@ impl Network {
             });
         }
         let is_in_pool = self.pools.values().any(|pool| pool.spec.cidr.contains(&address));
-        (!is_in_pool).then(|| format!("its tunnel address {address} is in no IPPool, and not in its podCIDRs"))
+        (!is_in_pool)
+            .then(|| format!("its tunnel address {address} is in no IPPool, and not in its podCIDRs"))
     }
 
     /// The smallest block that has an address.

@@ -14,3 +14,4 @@ mod random_objects;
 mod saved_state;
 mod scratch;
 mod states;
+mod tunnels;

@@ -454,6 +454,28 @@ fn in_family(name: &str, value: &Value, family: &str) -> Option<InFamily> {
     Some(InFamily { own, vtep, is_windows })
 }
 
+/// Whether a tunnel address can be that of a node: what IPAM's smallest block with the address says, or else a pool.
+fn may_have_tunnel(objects: &Objects, node: &str, address: IpAddr) -> bool {
+    let blocks = objects.iter().filter(|(key, _)| key.kind == Kind::IpamBlock);
+    let blocks = blocks.filter_map(|(key, value)| {
+        let cidr: IpNet = key.name.parse().unwrap();
+        let owner = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"));
+        let is_held = value["allocations"].as_array().into_iter().flatten().any(|index| !index.is_null());
+        // A block of nobody in which nobody has anything says nothing.
+        (cidr.contains(&address) && (owner.is_some() || is_held)).then_some((cidr, owner, value))
+    });
+    let Some((cidr, owner, value)) = blocks.max_by_key(|(cidr, ..)| cidr.prefix_len()) else {
+        let pools = objects.iter().filter(|(key, _)| key.kind == Kind::IpPool);
+        let mut cidrs = pools.filter_map(|(_, pool)| pool["spec"]["cidr"].as_str()?.parse::<IpNet>().ok());
+        return cidrs.any(|cidr| cidr.contains(&address));
+    };
+    let mut addresses = cidr.subnets(cidr.max_prefix_len()).unwrap();
+    let offset = addresses.position(|net| net.addr() == address).unwrap();
+    let index = value["allocations"][offset].as_u64().and_then(|index| usize::try_from(index).ok());
+    let holder = index.and_then(|index| value["attributes"][index]["secondary"]["node"].as_str());
+    holder.or(owner) == Some(node)
+}
+
 fn network_from_scratch(
     objects: &Objects,
     state: &mut NodeState,
@@ -463,7 +485,13 @@ fn network_from_scratch(
     for (family, pool) in [("IPv4", "pool"), ("IPv6", "pool6")] {
         let nodes = objects.iter().filter(|(key, _)| key.kind == Kind::Node);
         let nodes: BTreeMap<&str, InFamily> = nodes
-            .filter_map(|(key, value)| Some((key.name.as_str(), in_family(&key.name, value, family)?)))
+            .filter_map(|(key, value)| {
+                let mut node = in_family(&key.name, value, family)?;
+                let counts =
+                    |vtep: &Vtep| key.name == NODE || may_have_tunnel(objects, &key.name, vtep.address);
+                node.vtep = node.vtep.filter(counts);
+                Some((key.name.as_str(), node))
+            })
             .collect();
         for (name, node) in &nodes {
             if *name == NODE {
