@@ -64,6 +64,7 @@ pub struct Embedded {
     writer: mpsc::Sender<Request>,
     events: Events,
     latest: Arc<Latest>,
+    served: Arc<ServedFile>,
     id: StoreId,
     /// The begin of the epoch of this process.
     begin: Revision,
@@ -182,14 +183,14 @@ impl Embedded {
             file: file.clone(),
             events: events.clone(),
             latest: latest.clone(),
-            served,
+            served: served.clone(),
             sent: begin,
         };
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.run(&mut requests))
             .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
-        Ok(Self { file, writer, events, latest, id, begin })
+        Ok(Self { file, writer, events, latest, served, id, begin })
     }
 
     /// Tells when the file is closed, after the last clone is dropped.
@@ -205,7 +206,10 @@ impl Embedded {
         let gone = || StoreError::Unavailable("nobody takes the backup any more".to_owned());
         tokio::task::spawn_blocking(move || {
             let mut take = |part| sender.blocking_send(Ok(part)).map_err(|_| gone());
-            if let Err(error) = file.read(|transaction| backup::read(transaction, &mut take)) {
+            // Not in `File::read`: whoever takes the parts slowly would keep the writer from opening the file again. That ends
+            // the backup with an error.
+            let read = file.begin_read().and_then(|transaction| backup::read(&transaction, &mut take));
+            if let Err(error) = read {
                 let _ = sender.blocking_send(Err(error));
             }
         });
@@ -258,12 +262,8 @@ impl Latest {
 #[async_trait]
 impl Store for Embedded {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
-        self.file.read(|transaction| {
-            let objects = transaction.open_table(OBJECTS).map_err(failed)?;
-            let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
-            let found = objects.get(path).map_err(failed)?;
-            Ok(found.map(|record| records::stored(key.clone(), path, record.value())))
-        })
+        let key = key.clone();
+        read(&self.file, move |file| get(file, key)).await
     }
 
     async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
@@ -300,9 +300,9 @@ impl Store for Embedded {
         Ok(kinds.iter().filter_map(|kind| Some((*kind, latest.of(*kind)?))).collect())
     }
 
+    /// From memory: whoever asks often waits for no disk, and for no file that is being opened again.
     async fn epoch(&self) -> Result<Option<Epoch>, StoreError> {
-        let latest =
-            self.file.read(|transaction| latest(&transaction.open_table(LATEST).map_err(failed)?))?;
+        let latest = self.served.told.load(Ordering::SeqCst);
         Ok(Some(Epoch { begin: Position(self.begin), latest: Position(latest) }))
     }
 }
@@ -332,6 +332,15 @@ impl Source for Embedded {
     async fn watch_shared(&self, interests: &[Interest], after: Position) -> Result<SharedWatch, StoreError> {
         LogWatch::open(self.file.clone(), self.events.clone(), interests, after).await
     }
+}
+
+fn get(file: &File, key: Key) -> Result<Option<Stored>, StoreError> {
+    file.read(|transaction| {
+        let objects = transaction.open_table(OBJECTS).map_err(failed)?;
+        let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
+        let found = objects.get(path).map_err(failed)?;
+        Ok(found.map(|record| records::stored(key.clone(), path, record.value())))
+    })
 }
 
 /// The objects of an interest after the token, which is the namespace and name of the last object of the page before.

@@ -45,14 +45,18 @@ impl StorageBackend for Disk {
     }
 }
 
-#[tokio::test]
-async fn a_disk_that_was_full_ends_nothing() {
+fn on_a_disk() -> (Disk, Embedded) {
     let disk = Disk(Arc::new((InMemoryBackend::new(), AtomicBool::new(false))));
     let file = File::new({
         let disk = disk.clone();
         move || Database::builder().create_with_backend(disk.clone()).map_err(failed)
     });
-    let store = Embedded::over_new(file.unwrap()).unwrap();
+    (disk, Embedded::over_new(file.unwrap()).unwrap())
+}
+
+#[tokio::test]
+async fn a_disk_that_was_full_ends_nothing() {
+    let (disk, store) = on_a_disk();
     let key = |name: &str| Key::global(Kind::Namespace, name);
     let create = async |name: &str| store.create(&key(name), json!({"metadata": {"name": name}})).await;
     create("before").await.unwrap();
@@ -72,6 +76,42 @@ async fn a_disk_that_was_full_ends_nothing() {
         assert!(store.get(&key("before")).await.unwrap().is_some());
     }
     assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+}
+
+/// The runtime has one worker, which a call that blocks would stop for ever.
+#[test]
+fn a_backup_that_nobody_takes_stops_nothing() {
+    let (ended, is_ended) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(write_beside_a_stalled_backup());
+        ended.send(()).unwrap();
+        // What is left blocks, and is not waited for.
+        runtime.shutdown_background();
+    });
+    is_ended.recv_timeout(std::time::Duration::from_secs(60)).expect("nothing waits for the backup");
+}
+
+async fn write_beside_a_stalled_backup() {
+    let (disk, store) = on_a_disk();
+    let key = |number: usize| Key::global(Kind::Namespace, format!("n{number}"));
+    let value = json!("x".repeat(2 << 20));
+    for number in 0..8 {
+        store.create(&key(number), value.clone()).await.unwrap();
+    }
+    let mut backup = store.backup();
+    backup.next().await.unwrap().unwrap();
+    disk.0.1.store(true, Ordering::SeqCst);
+    assert!(store.create(&key(8), value.clone()).await.is_err(), "the disk is full");
+    disk.0.1.store(false, Ordering::SeqCst);
+    assert!(store.get(&key(0)).await.unwrap().is_some());
+    store.create(&key(9), json!(0)).await.unwrap();
+    let latest = store.epoch().await.unwrap().unwrap().latest;
+    assert_eq!(store.barrier(&[Kind::Namespace]).await.unwrap().of(Kind::Namespace), Some(latest));
+    let parts: Vec<_> = backup.collect().await;
+    let (last, before) = parts.split_last().unwrap();
+    assert!(before.iter().all(Result::is_ok), "{:?}", before.iter().find(|part| part.is_err()));
+    assert!(last.as_ref().is_err() || last.as_ref().is_ok_and(|part| part.is_last));
 }
 
 /// A record that is not JSON is an object that no reader understands; the others of its kind are not affected.
