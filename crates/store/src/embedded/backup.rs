@@ -8,7 +8,7 @@ use tortie_api::Kind;
 
 use super::check::{self, FileCheck};
 use super::layout::{self, EPOCHS, LATEST, OBJECTS};
-use super::{Revision, damaged, files, latest, records};
+use super::{Revision, damaged, files, records};
 use crate::file::failed;
 use crate::{StoreError, StoreId};
 
@@ -54,7 +54,7 @@ pub struct Salvaged {
 /// Reads everything in a transaction.
 pub(super) fn read(transaction: &ReadTransaction, take: &mut TakePart<'_>) -> Result<(), StoreError> {
     let id = layout::identity_of(transaction)?.ok_or_else(earlier_version)?;
-    let latest = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
+    let latest = layout::latest(transaction)?;
     let objects = transaction.open_table(OBJECTS).map_err(failed)?;
     let new = || BackupPart { id, latest, records: Vec::new(), is_last: false };
     let (mut part, mut bytes) = (new(), 0);
