@@ -36,6 +36,7 @@ pub use self::backup::Salvaged;
 pub(crate) use self::backup::{BackupPart, BackupRecord, TakePart, write as write_backup};
 pub use self::check::FileCheck;
 use self::files::ServedFile;
+pub(crate) use self::files::sync_folder;
 use self::layout::{LATEST, OBJECTS};
 use self::log_watch::LogWatch;
 use self::writer::Writer;
