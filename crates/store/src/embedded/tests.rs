@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use redb::{StorageBackend, WriteTransaction};
+use redb::{ReadableDatabase, StorageBackend, WriteTransaction};
 use serde_json::json;
 
 use super::layout::LOG;
@@ -76,6 +76,36 @@ async fn a_disk_that_was_full_ends_nothing() {
         assert!(store.get(&key("before")).await.unwrap().is_some());
     }
     assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+}
+
+/// A file with a damaged number of objects. redb itself opens it.
+#[tokio::test]
+async fn a_damaged_number_of_objects_hides_none() {
+    const COUNT: u64 = 4_321;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, saved) = (folder.path().join("s"), folder.path().join("saved"));
+    Embedded::init(&path, None).unwrap();
+    let store = Embedded::open(&path).unwrap();
+    let write = |number| Write::Create(Key::global(Kind::Namespace, format!("n{number}")), json!(number));
+    store.write_all((0..COUNT).map(write).collect()).await.unwrap();
+    let closing = store.closing();
+    drop(store);
+    assert!(closing.wait(std::time::Duration::from_secs(60)));
+    let mut bytes = std::fs::read(&path).unwrap();
+    let places: Vec<usize> =
+        (0..bytes.len() - 8).filter(|at| bytes[*at..at + 8] == COUNT.to_le_bytes()).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at..at + 8].copy_from_slice(&5_u64.to_le_bytes());
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let database = Database::open(&path).unwrap();
+    let backup = backup::read(&database.begin_read().unwrap(), &mut |_| Ok(()));
+    assert!(backup.unwrap_err().to_string().contains("objects are missing"));
+    drop(database);
+    let found = Embedded::repair(&path, &saved).unwrap();
+    assert_eq!((found.objects, found.is_complete), (COUNT, false));
+    assert_eq!(Embedded::check(&saved).unwrap().objects, COUNT);
 }
 
 /// The runtime has one worker, which a call that blocks would stop for ever.
