@@ -200,6 +200,13 @@ impl Embedded {
         self.file.closing()
     }
 
+    /// Waits until the store can write no more, because redb has panicked in the thread that writes; returns the error.
+    pub async fn writer_ended(&self) -> StoreError {
+        self.writer.closed().await;
+        let problem = "its writer has failed; restart the service, which looks for damage in its file first";
+        StoreError::Unavailable(problem.to_owned())
+    }
+
     /// The parts of a backup, all from one moment.
     pub(crate) fn backup(&self) -> BoxStream<'static, Result<BackupPart, StoreError>> {
         let (sender, receiver) = mpsc::channel(2);

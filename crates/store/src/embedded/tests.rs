@@ -3,18 +3,20 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::FutureExt;
 use redb::{ReadableDatabase, StorageBackend, WriteTransaction};
 use serde_json::json;
 
 use super::layout::LOG;
 use super::*;
 
-/// A disk that can be full.
+/// A disk that can be full, and on which a write can panic once.
 #[derive(Debug, Clone)]
-struct Disk(Arc<(InMemoryBackend, AtomicBool)>);
+struct Disk(Arc<(InMemoryBackend, AtomicBool, AtomicBool)>);
 
 impl Disk {
     fn check(&self) -> io::Result<()> {
+        assert!(!self.0.2.swap(false, Ordering::SeqCst), "as redb on some damaged pages");
         let full = self.0.1.load(Ordering::SeqCst);
         if full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
@@ -46,7 +48,7 @@ impl StorageBackend for Disk {
 }
 
 fn on_a_disk() -> (Disk, Embedded) {
-    let disk = Disk(Arc::new((InMemoryBackend::new(), AtomicBool::new(false))));
+    let disk = Disk(Arc::new((InMemoryBackend::new(), AtomicBool::new(false), AtomicBool::new(false))));
     let file = File::new({
         let disk = disk.clone();
         move || Database::builder().create_with_backend(disk.clone()).map_err(failed)
@@ -76,6 +78,22 @@ async fn a_disk_that_was_full_ends_nothing() {
         assert!(store.get(&key("before")).await.unwrap().is_some());
     }
     assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+}
+
+/// Whoever serves the store learns that it can write no more.
+#[tokio::test]
+async fn a_writer_that_panics_ends_the_store() {
+    let (disk, store) = on_a_disk();
+    let create = async |name: &str| store.create(&Key::global(Kind::Namespace, name), json!(0)).await;
+    create("before").await.unwrap();
+    let ended = store.writer_ended();
+    assert!(ended.now_or_never().is_none());
+    disk.0.2.store(true, Ordering::SeqCst);
+    for name in ["panics", "later"] {
+        assert!(matches!(create(name).await, Err(StoreError::Unavailable(_))));
+    }
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(60), store.writer_ended()).await;
+    assert!(ended.expect("it ends").to_string().contains("restart"));
 }
 
 /// A file with a damaged number of objects. redb itself opens it.
