@@ -218,7 +218,12 @@ impl Embedded {
             // the backup with an error.
             let read = file.begin_read().and_then(|transaction| backup::read(&transaction, &mut take));
             if let Err(error) = read {
-                let _ = sender.blocking_send(Err(error));
+                let _ = sender.blocking_send(Err(match error {
+                    StoreError::Unavailable(problem) => {
+                        StoreError::Unavailable(format!("{problem}; repeat the backup"))
+                    }
+                    error => error,
+                }));
             }
         });
         stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver))).boxed()
