@@ -74,6 +74,10 @@ async fn snapshot(
             }
         }
         part.advance(&mut positions);
+        // The store may have gone back, and would never reach a position that it told before.
+        if !part.restarted.is_empty() {
+            end = None;
+        }
         if missing.is_empty() && end.is_none() {
             end = Some(barrier(store, kinds).await);
         }
@@ -129,10 +133,14 @@ fn batch(changes: Vec<Change>) -> Batch {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Mutex;
 
+    use async_trait::async_trait;
+    use futures::FutureExt;
     use serde_json::{Value, json};
-    use tortie_api::Key;
-    use tortie_store::{Embedded, Write};
+    use tokio::sync::mpsc::UnboundedReceiver;
+    use tortie_api::{Key, Position};
+    use tortie_store::{Embedded, Endpoints, Page, PageToken, Stored, Version, Write};
 
     use super::*;
     use crate::queue::{Inbox, bounded};
@@ -195,5 +203,62 @@ mod tests {
             let given = objects_at(&inbox, &positions).await;
             assert!(given == expected, "{limit}, {count}: {} of {}", given.len(), expected.len());
         }
+    }
+
+    /// A store that tells one position after another, and has nothing else.
+    struct Told(Mutex<Vec<u64>>, Embedded);
+
+    impl Endpoints for Told {}
+
+    #[async_trait]
+    impl Store for Told {
+        async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+            self.1.get(key).await
+        }
+
+        async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+            self.1.list_page(interest, after).await
+        }
+
+        async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+            self.1.create(key, value).await
+        }
+
+        async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
+            self.1.update(key, value, expected).await
+        }
+
+        async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+            self.1.delete(key, expected).await
+        }
+
+        fn follow(&self, interests: Vec<Interest>) -> Follow {
+            self.1.follow(interests)
+        }
+
+        async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+            let position = Position(self.0.lock().unwrap().pop().unwrap());
+            Ok(kinds.iter().map(|kind| (*kind, position)).collect())
+        }
+    }
+
+    /// An agent starts while an older copy of the store replaces it: nobody reaches the positions of the former one.
+    #[tokio::test]
+    async fn a_store_that_goes_back_lets_the_first_snapshot_end() {
+        let store = Told(Mutex::new(vec![40, 90]), Embedded::in_memory().unwrap());
+        let at = |position| KINDS.map(|kind| Change::InSync(kind, Position(position)));
+        let parts = [at(10).to_vec(), KINDS.map(Change::Restarted).to_vec(), at(40).to_vec()];
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let changes = futures::stream::unfold(receiver, async |mut receiver: UnboundedReceiver<Change>| {
+            Some((receiver.recv().await?, receiver))
+        });
+        let mut changes = changes.boxed().ready_chunks(MAX_BATCH);
+        let (batches, _inbox) = bounded(usize::MAX);
+        let mut ended = Box::pin(snapshot(&store, &KINDS, &mut changes, &batches));
+        for part in parts {
+            assert!(ended.as_mut().now_or_never().is_none(), "positions are missing");
+            part.into_iter().for_each(|change| sender.send(change).unwrap());
+        }
+        assert_eq!(ended.as_mut().now_or_never(), Some(Some(())));
     }
 }

@@ -74,6 +74,8 @@ impl Apply {
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
+            // Before anything is read or written: another store may be served before the end of the wait.
+            let epoch = if self.wait { store.epoch().await? } else { None };
             warn_of_lock(&*store).await;
             check(&*store, &mut objects, expects).await?;
             if self.skip_exists {
@@ -124,7 +126,8 @@ impl Apply {
                 let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
                 let patience = Duration::from_secs(self.timeout);
                 let slices = self.store.lab().is_some();
-                return crate::wait::in_force(&*store, (&applied, policies), positions, (patience, slices))
+                let written = (positions, epoch);
+                return crate::wait::in_force(&*store, (&applied, policies), written, (patience, slices))
                     .await;
             }
             Ok(ExitCode::SUCCESS)

@@ -100,6 +100,8 @@ impl Serve {
             ended = on_socket => ended?,
             ended = on_network => ended?,
             ended = crate::end_of_process() => ended?,
+            // Without it, all writes would be refused for ever.
+            error = store.writer_ended() => return Err(error.into()),
         }
         // Nobody else removes it, and a client would wait for an answer.
         let _ = std::fs::remove_file(&self.socket);

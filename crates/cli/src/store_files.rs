@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use jiff::Timestamp;
@@ -50,7 +51,7 @@ pub(crate) struct Backup {
     /// The folder of the backups; the name of each is its time
     #[arg(long, value_name = "FOLDER")]
     to: PathBuf,
-    /// Afterwards, remove all backups in the folder but the newest ones
+    /// Afterwards, if the new backup is whole, remove all backups of this store in the folder but the newest whole ones
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     keep: Option<u32>,
     /// The socket of the service
@@ -98,11 +99,7 @@ impl Backup {
         };
         output::line(&format!("{}: {}", file.display(), counted(&written)));
         if let Some(keep) = self.keep {
-            let names = names_in(&self.to)?;
-            for name in superseded(names, keep as usize) {
-                let old = self.to.join(name);
-                std::fs::remove_file(&old).with_context(|| old.display().to_string())?;
-            }
+            rotate(&self.to, &file, &written, keep as usize)?;
         }
         Ok(tell_damaged(&written))
     }
@@ -111,22 +108,81 @@ impl Backup {
 /// The name of a backup, without its time.
 const PREFIX: &str = "store-";
 const SUFFIX: &str = ".redb";
+/// A backup that is being written has this after its name.
+const UNFINISHED: &str = ".unfinished";
+/// No backup takes longer.
+const LEFT_OVER: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What a file of the folder is, beside the new backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Former {
+    /// A whole backup of the same store.
+    Whole,
+    /// A backup of the same store with damaged objects.
+    Damaged,
+    /// A backup of another store, or a file that cannot be read.
+    Foreign,
+}
+
+/// Removes older backups of the store, and what interrupted backups have left, if the new backup is whole. That is never removed.
+fn rotate(folder: &Path, new: &Path, written: &FileCheck, keep: usize) -> anyhow::Result<()> {
+    if !written.damaged.is_empty() {
+        output::error_line("no older backup is removed, because this one is not whole");
+        return Ok(());
+    }
+    let is_new = |name: &String| new.file_name().is_some_and(|new| new == name.as_str());
+    let names = names_in(folder)?;
+    let old = names.iter().filter(|name| !is_new(name)).cloned().collect();
+    let removed = superseded(old, keep, |name| former(&folder.join(name), written.id));
+    for name in removed.iter().chain(names.iter().filter(|name| is_left_over(&folder.join(name)))) {
+        let old = folder.join(name);
+        std::fs::remove_file(&old).with_context(|| old.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn former(file: &Path, id: Option<StoreId>) -> Former {
+    match Embedded::check(file) {
+        Ok(found) if found.id != id => Former::Foreign,
+        Ok(found) if found.damaged.is_empty() => Former::Whole,
+        Ok(_) => Former::Damaged,
+        Err(error) => {
+            output::error_line(&format!("not removed, and not counted: {error}"));
+            Former::Foreign
+        }
+    }
+}
 
 fn names_in(folder: &Path) -> anyhow::Result<Vec<String>> {
     let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }
 
-/// The backups among these names without the newest ones. Times as text are in order.
-fn superseded(mut names: Vec<String>, keep: usize) -> Vec<String> {
-    let is_backup = |name: &String| {
-        let time = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX));
-        time.is_some_and(|time| time.len() == "20260101T000000Z".len() && time.ends_with('Z'))
-    };
-    names.retain(is_backup);
-    names.sort();
-    names.truncate(names.len().saturating_sub(keep));
+fn is_backup(name: &str) -> bool {
+    let time = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_suffix(SUFFIX));
+    time.is_some_and(|time| time.len() == "20260101T000000Z".len() && time.ends_with('Z'))
+}
+
+/// The backups among these names that are older than the newest whole ones, of which the new backup is one. Times as text are in
+/// order.
+fn superseded(mut names: Vec<String>, keep: usize, former: impl Fn(&str) -> Former) -> Vec<String> {
+    names.retain(|name| is_backup(name));
+    names.sort_by(|one, other| other.cmp(one));
+    let mut whole = 1;
+    names.retain(|name| {
+        let former = former(name);
+        let is_superseded = whole >= keep && former != Former::Foreign;
+        whole += usize::from(former == Former::Whole);
+        is_superseded
+    });
     names
+}
+
+/// Whether a backup was interrupted while it wrote the file.
+fn is_left_over(file: &Path) -> bool {
+    let name = file.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(UNFINISHED));
+    let age = || file.symlink_metadata().ok()?.modified().ok()?.elapsed().ok();
+    name.is_some_and(is_backup) && age().is_some_and(|age| age > LEFT_OVER)
 }
 
 impl Restore {
@@ -146,11 +202,16 @@ impl Repair {
         for name in &saved.lost {
             output::error_line(&format!("lost: {name}"));
         }
+        if !saved.is_complete {
+            output::error_line(
+                "incomplete: a damaged page ended the search, so that more may be lost than is named here",
+            );
+        }
         if saved.lost_without_names > 0 {
             let objects = output::count(saved.lost_without_names, "object");
             output::error_line(&format!("lost: {objects} without a known name"));
         }
-        let is_whole = saved.lost.is_empty() && saved.lost_without_names == 0;
+        let is_whole = saved.is_complete && saved.lost.is_empty() && saved.lost_without_names == 0;
         output::line(
             "compare it with your manifests and with a backup before you serve it: what is lost has no policy",
         );
@@ -210,9 +271,12 @@ pub(crate) fn make_folder(file: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(ToString::to_string).collect()
+    }
+
     #[test]
     fn only_older_backups_are_superseded() {
-        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         let all = names(&[
             "store-20260103T000000Z.redb",
             "store-20260101T235959Z.redb",
@@ -222,12 +286,84 @@ mod tests {
             "store.redb",
         ]);
         for (keep, expected) in [
-            (1, &["store-20260101T235959Z.redb", "store-20260102T000000Z.redb"][..]),
-            (2, &["store-20260101T235959Z.redb"][..]),
-            (3, &[][..]),
+            (
+                1,
+                &[
+                    "store-20260103T000000Z.redb",
+                    "store-20260102T000000Z.redb",
+                    "store-20260101T235959Z.redb",
+                ][..],
+            ),
+            (2, &["store-20260102T000000Z.redb", "store-20260101T235959Z.redb"][..]),
+            (3, &["store-20260101T235959Z.redb"][..]),
             (9, &[][..]),
         ] {
-            assert_eq!(superseded(all.clone(), keep), names(expected), "{keep}");
+            assert_eq!(superseded(all.clone(), keep, |_| Former::Whole), names(expected), "{keep}");
         }
+    }
+
+    /// Damaged backups and those of other stores never take the place of a whole one.
+    #[test]
+    fn only_whole_backups_count() {
+        use Former::{Damaged, Foreign, Whole};
+        let name = |day: usize| format!("store-2026010{day}T000000Z.redb");
+        let all: Vec<String> = (1..=4).map(name).collect();
+        // From the newest on, which is that of day 4.
+        for (former, expected) in [
+            ([Whole, Damaged, Damaged, Whole], &[][..]),
+            ([Whole, Whole, Damaged, Whole], &[2, 1][..]),
+            ([Damaged, Whole, Whole, Whole], &[1][..]),
+            ([Whole, Foreign, Whole, Damaged], &[1][..]),
+            ([Whole, Whole, Foreign, Foreign], &[][..]),
+        ] {
+            let of = |name: &str| former[4 - usize::from(name.as_bytes()[13] - b'0')];
+            let expected: Vec<String> = expected.iter().copied().map(name).collect();
+            assert_eq!(superseded(all.clone(), 3, of), expected, "{former:?}");
+        }
+    }
+
+    /// Real files. The clock was ahead when the oldest ones were written.
+    #[test]
+    fn a_rotation_removes_what_is_superseded_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = tempfile::tempdir().unwrap();
+        let data = |name: &str| source.path().join(name);
+        Embedded::init(&data("own"), None).unwrap();
+        Embedded::init(&data("other"), None).unwrap();
+        let path = |time: &str| folder.path().join(format!("store-20260{time}T000000Z.redb"));
+        for (time, of) in
+            [("101", "own"), ("102", "own"), ("103", "other"), ("104", "own"), ("105", "own"), ("106", "own")]
+        {
+            Embedded::copy(&data(of), &path(time)).unwrap();
+        }
+        std::fs::File::options().write(true).open(path("104")).unwrap().set_len(5_000).unwrap();
+        let day = Duration::from_secs(24 * 60 * 60);
+        for (name, age) in [
+            ("store-20260107T000000Z.redb.unfinished", 2 * day),
+            ("store-20260108T000000Z.redb.unfinished", day / 2),
+            ("mine.unfinished", 2 * day),
+        ] {
+            let file = std::fs::File::create(folder.path().join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - age).unwrap();
+        }
+        let whole = Embedded::check(&data("own")).unwrap();
+        let before = names_in(folder.path()).unwrap().len();
+        let damaged = FileCheck { damaged: names(&["tiers t"]), ..whole.clone() };
+        rotate(folder.path(), &path("101"), &damaged, 2).unwrap();
+        assert_eq!(names_in(folder.path()).unwrap().len(), before, "the new backup is damaged");
+        rotate(folder.path(), &path("101"), &whole, 2).unwrap();
+        let mut left = names_in(folder.path()).unwrap();
+        left.sort();
+        assert_eq!(
+            left,
+            names(&[
+                "mine.unfinished",
+                "store-20260101T000000Z.redb",
+                "store-20260103T000000Z.redb",
+                "store-20260104T000000Z.redb",
+                "store-20260106T000000Z.redb",
+                "store-20260108T000000Z.redb.unfinished",
+            ])
+        );
     }
 }

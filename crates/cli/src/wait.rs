@@ -9,7 +9,8 @@ use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind, Positions};
 use tortie_dataplane::Severity;
 use tortie_store::{
-    NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads,
+    Epoch, NotInForce, Store, refuse_other_epoch, wait_for_labels, wait_for_pods, wait_for_reports,
+    wait_for_slices, wait_for_workloads,
 };
 
 use crate::concerned::Policies;
@@ -19,13 +20,15 @@ use crate::{output, progress};
 /// on every node that they concern.
 /// Prints the nodes' conditions. Fails if this does not happen in time, or if a node has a condition about one of the
 /// objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates. `policies`
-/// are the objects, if all of them are policies.
+/// are the objects, if all of them are policies. Fails if the store is in another epoch than before the first write: what was
+/// written may not be in it.
 pub(crate) async fn in_force(
     store: &dyn Store,
     (applied, policies): (&[Key], Option<Policies>),
-    mut positions: Positions,
+    (mut positions, epoch): (Positions, Option<Epoch>),
     (patience, slices): (Duration, bool),
 ) -> anyhow::Result<ExitCode> {
+    refuse_other_epoch(store, epoch).await?;
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
     let spinner = progress::spinner("pods start");
@@ -62,6 +65,7 @@ pub(crate) async fn in_force(
         Err(NotInForce::Late { nodes, reports, .. }) => (reports, Some(nodes)),
         Err(error) => return Err(error.into()),
     };
+    refuse_other_epoch(store, epoch).await?;
     drop(spinner);
     let (mut about, mut without_effect) = (0, false);
     for (node, report) in &reports {
@@ -98,4 +102,45 @@ pub(crate) async fn in_force(
     }
     let good = about == 0 && late.is_none() && waiting.is_empty();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::json;
+    use tortie_store::Embedded;
+
+    use super::*;
+
+    /// An older copy of the file is served after the write and before the wait. The agent follows it, and reports all of it.
+    #[tokio::test]
+    async fn an_object_that_the_served_store_does_not_have_is_never_in_force() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        Embedded::init(&path("right"), None).unwrap();
+        let store = Embedded::open(&path("right")).unwrap();
+        let node = json!({"metadata": {"name": "n"}});
+        store.create(&Key::global(Kind::Node, "n"), node).await.unwrap();
+        std::fs::copy(path("right"), path("older")).unwrap();
+        let epoch = store.epoch().await.unwrap();
+        let deny = Key::global(Kind::Namespace, "deny");
+        let written = store.create(&deny, json!({"metadata": {"name": "deny"}})).await.unwrap();
+        let positions: Positions = [(Kind::Namespace, written.position)].into_iter().collect();
+
+        for (served, expected) in [(store, true), (Embedded::open(&path("older")).unwrap(), false)] {
+            let reached = served.barrier(&[Kind::Namespace]).await.unwrap();
+            let status = json!({"os": "linux", "endpoints": 0, "positions": reached,
+                "time": Timestamp::now().to_string(), "heartbeatSeconds": 60});
+            let report = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"}, "status": status});
+            served.create(&Key::global(Kind::NodeReport, "n"), report).await.unwrap();
+            let applied = [deny.clone()];
+            let (written, wait) = ((positions.clone(), epoch), (Duration::ZERO, false));
+            match in_force(&served, (&applied, None), written, wait).await {
+                Ok(_) => assert!(expected, "it is in another history"),
+                Err(error) => {
+                    assert!(!expected && error.to_string().contains("repeat the command"), "{error}")
+                }
+            }
+        }
+    }
 }

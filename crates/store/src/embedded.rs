@@ -36,6 +36,7 @@ pub use self::backup::Salvaged;
 pub(crate) use self::backup::{BackupPart, BackupRecord, TakePart, write as write_backup};
 pub use self::check::FileCheck;
 use self::files::ServedFile;
+pub(crate) use self::files::sync_folder;
 use self::layout::{LATEST, OBJECTS};
 use self::log_watch::LogWatch;
 use self::writer::Writer;
@@ -64,6 +65,7 @@ pub struct Embedded {
     writer: mpsc::Sender<Request>,
     events: Events,
     latest: Arc<Latest>,
+    served: Arc<ServedFile>,
     id: StoreId,
     /// The begin of the epoch of this process.
     begin: Revision,
@@ -182,20 +184,27 @@ impl Embedded {
             file: file.clone(),
             events: events.clone(),
             latest: latest.clone(),
-            served,
+            served: served.clone(),
             sent: begin,
         };
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.run(&mut requests))
             .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
-        Ok(Self { file, writer, events, latest, id, begin })
+        Ok(Self { file, writer, events, latest, served, id, begin })
     }
 
     /// Tells when the file is closed, after the last clone is dropped.
     #[must_use]
     pub fn closing(&self) -> Closing {
         self.file.closing()
+    }
+
+    /// Waits until the store can write no more, because redb has panicked in the thread that writes; returns the error.
+    pub async fn writer_ended(&self) -> StoreError {
+        self.writer.closed().await;
+        let problem = "its writer has failed; restart the service, which looks for damage in its file first";
+        StoreError::Unavailable(problem.to_owned())
     }
 
     /// The parts of a backup, all from one moment.
@@ -205,8 +214,16 @@ impl Embedded {
         let gone = || StoreError::Unavailable("nobody takes the backup any more".to_owned());
         tokio::task::spawn_blocking(move || {
             let mut take = |part| sender.blocking_send(Ok(part)).map_err(|_| gone());
-            if let Err(error) = file.read(|transaction| backup::read(transaction, &mut take)) {
-                let _ = sender.blocking_send(Err(error));
+            // Not in `File::read`: whoever takes the parts slowly would keep the writer from opening the file again. That ends
+            // the backup with an error.
+            let read = file.begin_read().and_then(|transaction| backup::read(&transaction, &mut take));
+            if let Err(error) = read {
+                let _ = sender.blocking_send(Err(match error {
+                    StoreError::Unavailable(problem) => {
+                        StoreError::Unavailable(format!("{problem}; repeat the backup"))
+                    }
+                    error => error,
+                }));
             }
         });
         stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver))).boxed()
@@ -258,12 +275,8 @@ impl Latest {
 #[async_trait]
 impl Store for Embedded {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
-        self.file.read(|transaction| {
-            let objects = transaction.open_table(OBJECTS).map_err(failed)?;
-            let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
-            let found = objects.get(path).map_err(failed)?;
-            Ok(found.map(|record| records::stored(key.clone(), path, record.value())))
-        })
+        let key = key.clone();
+        read(&self.file, move |file| get(file, key)).await
     }
 
     async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
@@ -300,9 +313,9 @@ impl Store for Embedded {
         Ok(kinds.iter().filter_map(|kind| Some((*kind, latest.of(*kind)?))).collect())
     }
 
+    /// From memory: whoever asks often waits for no disk, and for no file that is being opened again.
     async fn epoch(&self) -> Result<Option<Epoch>, StoreError> {
-        let latest =
-            self.file.read(|transaction| latest(&transaction.open_table(LATEST).map_err(failed)?))?;
+        let latest = self.served.told.load(Ordering::SeqCst);
         Ok(Some(Epoch { begin: Position(self.begin), latest: Position(latest) }))
     }
 }
@@ -332,6 +345,15 @@ impl Source for Embedded {
     async fn watch_shared(&self, interests: &[Interest], after: Position) -> Result<SharedWatch, StoreError> {
         LogWatch::open(self.file.clone(), self.events.clone(), interests, after).await
     }
+}
+
+fn get(file: &File, key: Key) -> Result<Option<Stored>, StoreError> {
+    file.read(|transaction| {
+        let objects = transaction.open_table(OBJECTS).map_err(failed)?;
+        let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
+        let found = objects.get(path).map_err(failed)?;
+        Ok(found.map(|record| records::stored(key.clone(), path, record.value())))
+    })
 }
 
 /// The objects of an interest after the token, which is the namespace and name of the last object of the page before.

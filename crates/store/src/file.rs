@@ -63,6 +63,11 @@ impl File {
         self.with(|database| read(&database.begin_read().map_err(failed)?))
     }
 
+    /// Begins a transaction that reads. When the file is opened again, what it has not read yet is an error.
+    pub(crate) fn begin_read(&self) -> Result<ReadTransaction, StoreError> {
+        self.with(|database| database.begin_read().map_err(failed))
+    }
+
     /// Writes in a transaction. After an error it is unknown whether it was committed.
     pub(crate) fn write<T>(
         &self,

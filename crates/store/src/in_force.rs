@@ -133,6 +133,15 @@ fn same(before: Option<Epoch>, now: Option<Epoch>) -> Result<Option<Epoch>, Stor
     Ok(now)
 }
 
+/// Fails if the store has begun another epoch since this one was read: what was read and written since then may not be in the
+/// store that answers now. No epoch comes back, so one comparison at the end covers all that happened before.
+///
+/// # Errors
+/// It has, or the store failed.
+pub async fn refuse_other_epoch(store: &dyn Store, before: Option<Epoch>) -> Result<(), StoreError> {
+    same(before, store.epoch().await?).map(drop)
+}
+
 /// Why a report says nothing about now: it is too old, from the future, or of another start of the node.
 pub fn stale(report: &NodeStatus, boot_id: Option<&str>, now: Timestamp) -> Option<String> {
     let Ok(written) = report.time.parse::<Timestamp>() else {

@@ -50,8 +50,8 @@ pub use file::Closing;
 pub use follow::{Change, Event, Follow, SharedWatch, Source, Watch, follow};
 pub use identity::{Epoch, StoreId};
 pub use in_force::{
-    NotInForce, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_for_workloads,
-    wait_in_force,
+    NotInForce, refuse_other_epoch, stale, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
+    wait_for_workloads, wait_in_force,
 };
 pub use interest::{Interest, Scope};
 pub use lock::is_locked;

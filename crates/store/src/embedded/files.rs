@@ -107,7 +107,7 @@ fn exists() -> StoreError {
 }
 
 /// Makes the name of a file durable.
-fn sync_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     // Windows has no such call.
     if cfg!(unix) {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

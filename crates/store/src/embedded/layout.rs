@@ -11,7 +11,12 @@ pub(super) const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefi
 /// The log: revision → `(plural, namespace, name)` and a record of the log.
 pub(super) const LOG: TableDefinition<Revision, (&str, &str, &str, &[u8])> = TableDefinition::new("log");
 /// The latest revision, under the only key.
-pub(super) const LATEST: TableDefinition<(), Revision> = TableDefinition::new("latest");
+pub(super) const LATEST: TableDefinition<(), Revision> = TableDefinition::new("revision");
+/// Where earlier layouts had the latest revision.
+const FORMER_LATEST: TableDefinition<(), Revision> = TableDefinition::new("latest");
+/// In its place, a table of another type: versions without layouts open that name before they write, and fail. They would take the
+/// checksums of records for revisions, and would replace records by some without checksums.
+const BARRED: TableDefinition<(), &str> = TableDefinition::new("latest");
 /// The epochs: the first revision → the last one. That of the current epoch is in `latest`.
 pub(super) const EPOCHS: TableDefinition<Revision, Revision> = TableDefinition::new("epochs");
 /// Facts about the file, by name.
@@ -19,9 +24,9 @@ const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 
 /// The identity of the store: the 16 bytes of a UUID.
 const IDENTITY: &str = "identity";
-/// The layout of the file: one byte. Files from before it have no table of facts.
+/// The layout of the file: one byte. Files from before it have no table of facts. Layout 1 had the latest revision elsewhere.
 const LAYOUT: &str = "layout";
-const CURRENT_LAYOUT: u8 = 1;
+const CURRENT_LAYOUT: u8 = 2;
 
 /// What a process knows of the file that it serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,9 +42,16 @@ pub(super) fn make(transaction: &WriteTransaction, id: StoreId) -> Result<(), St
     transaction.open_table(LOG).map_err(failed)?;
     transaction.open_table(LATEST).map_err(failed)?;
     transaction.open_table(EPOCHS).map_err(failed)?;
+    mark(transaction)?;
+    set_identity(&mut transaction.open_table(META).map_err(failed)?, id)
+}
+
+/// Tells the present layout to versions that know of layouts, and bars the others.
+fn mark(transaction: &WriteTransaction) -> Result<(), StoreError> {
+    transaction.open_table(BARRED).map_err(failed)?.insert((), "a later version").map_err(failed)?;
     let mut meta = transaction.open_table(META).map_err(failed)?;
     meta.insert(LAYOUT, &[CURRENT_LAYOUT][..]).map_err(failed)?;
-    set_identity(&mut meta, id)
+    Ok(())
 }
 
 /// Begins an epoch. A file of an earlier version gets its present form first.
@@ -59,13 +71,25 @@ fn upgrade(transaction: &WriteTransaction) -> Result<(), StoreError> {
     let layout = layout(&transaction.open_table(META).map_err(failed)?)?;
     match layout {
         Some(CURRENT_LAYOUT) => Ok(()),
+        Some(1) => {
+            move_latest(transaction)?;
+            mark(transaction)
+        }
         Some(layout) => Err(newer(layout)),
         None => {
             transaction.delete_table(LOG).map_err(failed)?;
             add_checksums(transaction)?;
+            move_latest(transaction)?;
             make(transaction, StoreId::random())
         }
     }
+}
+
+fn move_latest(transaction: &WriteTransaction) -> Result<(), StoreError> {
+    let latest = super::latest(&transaction.open_table(FORMER_LATEST).map_err(failed)?)?;
+    transaction.delete_table(FORMER_LATEST).map_err(failed)?;
+    transaction.open_table(LATEST).map_err(failed)?.insert((), latest).map_err(failed)?;
+    Ok(())
 }
 
 /// The records of files without a layout had no checksums. One that is cut off gets none that fits.
@@ -95,15 +119,23 @@ fn newer(layout: u8) -> StoreError {
 
 /// Fails unless the database is a store of this version or an earlier one.
 pub(super) fn check(transaction: &ReadTransaction) -> Result<(), StoreError> {
-    match transaction.open_table(LATEST) {
-        Ok(_) => {}
-        Err(TableError::TableDoesNotExist(_)) => return Err(no_store()),
-        Err(error) => return Err(failed(error)),
-    }
+    latest(transaction)?;
     transaction.open_table(OBJECTS).map(drop).map_err(|error| match error {
         TableError::TableDoesNotExist(_) => no_store(),
         error => failed(error),
     })
+}
+
+/// The latest revision in a file of any layout.
+pub(super) fn latest(transaction: &ReadTransaction) -> Result<Revision, StoreError> {
+    for table in [LATEST, FORMER_LATEST] {
+        match transaction.open_table(table) {
+            Ok(latest) => return super::latest(&latest),
+            Err(TableError::TableDoesNotExist(_)) => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Err(no_store())
 }
 
 fn no_store() -> StoreError {
@@ -114,7 +146,7 @@ fn no_store() -> StoreError {
 pub(super) fn begun(transaction: &ReadTransaction) -> Result<(Begun, Revision), StoreError> {
     let id = identity(&transaction.open_table(META).map_err(failed)?)?;
     let epochs = epochs::read(&transaction.open_table(EPOCHS).map_err(failed)?)?;
-    let latest = super::latest(&transaction.open_table(LATEST).map_err(failed)?)?;
+    let latest = latest(transaction)?;
     // A file that nobody has opened yet has no epoch.
     let begin = epochs.last().map_or(0, |(begin, _)| *begin);
     Ok((Begun { id, begin }, latest))

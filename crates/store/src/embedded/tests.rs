@@ -3,18 +3,20 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use redb::{StorageBackend, WriteTransaction};
+use futures::FutureExt;
+use redb::{ReadableDatabase, StorageBackend, WriteTransaction};
 use serde_json::json;
 
 use super::layout::LOG;
 use super::*;
 
-/// A disk that can be full.
+/// A disk that can be full, and on which a write can panic once.
 #[derive(Debug, Clone)]
-struct Disk(Arc<(InMemoryBackend, AtomicBool)>);
+struct Disk(Arc<(InMemoryBackend, AtomicBool, AtomicBool)>);
 
 impl Disk {
     fn check(&self) -> io::Result<()> {
+        assert!(!self.0.2.swap(false, Ordering::SeqCst), "as redb on some damaged pages");
         let full = self.0.1.load(Ordering::SeqCst);
         if full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
@@ -45,14 +47,18 @@ impl StorageBackend for Disk {
     }
 }
 
-#[tokio::test]
-async fn a_disk_that_was_full_ends_nothing() {
-    let disk = Disk(Arc::new((InMemoryBackend::new(), AtomicBool::new(false))));
+fn on_a_disk() -> (Disk, Embedded) {
+    let disk = Disk(Arc::new((InMemoryBackend::new(), AtomicBool::new(false), AtomicBool::new(false))));
     let file = File::new({
         let disk = disk.clone();
         move || Database::builder().create_with_backend(disk.clone()).map_err(failed)
     });
-    let store = Embedded::over_new(file.unwrap()).unwrap();
+    (disk, Embedded::over_new(file.unwrap()).unwrap())
+}
+
+#[tokio::test]
+async fn a_disk_that_was_full_ends_nothing() {
+    let (disk, store) = on_a_disk();
     let key = |name: &str| Key::global(Kind::Namespace, name);
     let create = async |name: &str| store.create(&key(name), json!({"metadata": {"name": name}})).await;
     create("before").await.unwrap();
@@ -72,6 +78,88 @@ async fn a_disk_that_was_full_ends_nothing() {
         assert!(store.get(&key("before")).await.unwrap().is_some());
     }
     assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+}
+
+/// Whoever serves the store learns that it can write no more.
+#[tokio::test]
+async fn a_writer_that_panics_ends_the_store() {
+    let (disk, store) = on_a_disk();
+    let create = async |name: &str| store.create(&Key::global(Kind::Namespace, name), json!(0)).await;
+    create("before").await.unwrap();
+    let ended = store.writer_ended();
+    assert!(ended.now_or_never().is_none());
+    disk.0.2.store(true, Ordering::SeqCst);
+    for name in ["panics", "later"] {
+        assert!(matches!(create(name).await, Err(StoreError::Unavailable(_))));
+    }
+    let ended = tokio::time::timeout(std::time::Duration::from_secs(60), store.writer_ended()).await;
+    assert!(ended.expect("it ends").to_string().contains("restart"));
+}
+
+/// A file with a damaged number of objects. redb itself opens it.
+#[tokio::test]
+async fn a_damaged_number_of_objects_hides_none() {
+    const COUNT: u64 = 4_321;
+    let folder = tempfile::tempdir().unwrap();
+    let (path, saved) = (folder.path().join("s"), folder.path().join("saved"));
+    Embedded::init(&path, None).unwrap();
+    let store = Embedded::open(&path).unwrap();
+    let write = |number| Write::Create(Key::global(Kind::Namespace, format!("n{number}")), json!(number));
+    store.write_all((0..COUNT).map(write).collect()).await.unwrap();
+    let closing = store.closing();
+    drop(store);
+    assert!(closing.wait(std::time::Duration::from_secs(60)));
+    let mut bytes = std::fs::read(&path).unwrap();
+    let places: Vec<usize> =
+        (0..bytes.len() - 8).filter(|at| bytes[*at..at + 8] == COUNT.to_le_bytes()).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at..at + 8].copy_from_slice(&5_u64.to_le_bytes());
+    }
+    std::fs::write(&path, bytes).unwrap();
+    let database = Database::open(&path).unwrap();
+    let backup = backup::read(&database.begin_read().unwrap(), &mut |_| Ok(()));
+    assert!(backup.unwrap_err().to_string().contains("objects are missing"));
+    drop(database);
+    let found = Embedded::repair(&path, &saved).unwrap();
+    assert_eq!((found.objects, found.is_complete), (COUNT, false));
+    assert_eq!(Embedded::check(&saved).unwrap().objects, COUNT);
+}
+
+/// The runtime has one worker, which a call that blocks would stop for ever.
+#[test]
+fn a_backup_that_nobody_takes_stops_nothing() {
+    let (ended, is_ended) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(write_beside_a_stalled_backup());
+        ended.send(()).unwrap();
+        // What is left blocks, and is not waited for.
+        runtime.shutdown_background();
+    });
+    is_ended.recv_timeout(std::time::Duration::from_secs(60)).expect("nothing waits for the backup");
+}
+
+async fn write_beside_a_stalled_backup() {
+    let (disk, store) = on_a_disk();
+    let key = |number: usize| Key::global(Kind::Namespace, format!("n{number}"));
+    let value = json!("x".repeat(2 << 20));
+    for number in 0..8 {
+        store.create(&key(number), value.clone()).await.unwrap();
+    }
+    let mut backup = store.backup();
+    backup.next().await.unwrap().unwrap();
+    disk.0.1.store(true, Ordering::SeqCst);
+    assert!(store.create(&key(8), value.clone()).await.is_err(), "the disk is full");
+    disk.0.1.store(false, Ordering::SeqCst);
+    assert!(store.get(&key(0)).await.unwrap().is_some());
+    store.create(&key(9), json!(0)).await.unwrap();
+    let latest = store.epoch().await.unwrap().unwrap().latest;
+    assert_eq!(store.barrier(&[Kind::Namespace]).await.unwrap().of(Kind::Namespace), Some(latest));
+    let parts: Vec<_> = backup.collect().await;
+    let (last, before) = parts.split_last().unwrap();
+    assert!(before.iter().all(Result::is_ok), "{:?}", before.iter().find(|part| part.is_err()));
+    assert!(last.as_ref().is_err() || last.as_ref().is_ok_and(|part| part.is_last));
 }
 
 /// A record that is not JSON is an object that no reader understands; the others of its kind are not affected.

@@ -90,6 +90,7 @@ impl Writer {
         match self.file.read(|transaction| latest(&transaction.open_table(LATEST).map_err(failed)?)) {
             Ok(latest) => {
                 self.sent = latest;
+                self.served.told.store(latest, Ordering::SeqCst);
                 self.latest.advance_all(latest);
                 self.events.lose();
             }

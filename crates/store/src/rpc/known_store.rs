@@ -15,6 +15,7 @@ use tonic::body::Body;
 use tonic::transport::{Channel, Error};
 use tower::Service;
 
+use crate::embedded::sync_folder;
 use crate::{StoreError, StoreId};
 
 /// In answers: the identity of the store.
@@ -69,14 +70,15 @@ fn unusable(file: &Path, error: &dyn std::fmt::Display) -> StoreError {
     StoreError::Unavailable(format!("the identity of the accepted store, {}: {error}", file.display()))
 }
 
-/// A crash leaves the old content or the new one.
+/// A crash leaves the old content or the new one; after a success, the new one.
 fn write(file: &Path, id: StoreId) -> io::Result<()> {
     let unfinished = file.with_added_extension("unfinished");
     let mut new = fs::File::create(&unfinished)?;
     writeln!(new, "{id}")?;
     new.sync_all()?;
     drop(new);
-    fs::rename(unfinished, file)
+    fs::rename(unfinished, file)?;
+    sync_folder(file)
 }
 
 /// The identity of the store in the headers of an answer.

@@ -232,6 +232,7 @@ async fn a_repaired_file_has_the_whole_records_and_another_history() {
     let found = Embedded::repair(&path, &saved).unwrap();
     stored.remove(&policy("p2"));
     assert_eq!((Some(found.id), found.objects, found.lost_without_names), (id, stored.len() as u64, 0));
+    assert!(found.is_complete);
     assert_eq!(found.lost, [format!("{} n/p2", Kind::NetworkPolicy.plural())]);
     let error = Embedded::repair(&path, &saved).unwrap_err().to_string();
     assert!(error.contains("exists already"), "{error}");

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use jiff::Timestamp;
 use proptest::prelude::*;
-use redb::{Database, ReadableDatabase, ReadableTableMetadata, TableDefinition};
+use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, TableError};
 use serde_json::{Value, json};
 use testkit::random::Random;
 use tortie_api::{Key, Kind, Position, Positions};
@@ -19,6 +19,11 @@ use tortie_store::{
     Change, Embedded, Event, Follow, Interest, NotInForce, Page, PageToken, Source, Store, StoreError,
     StoreId, Stored, Version, Watch, Write, follow, wait_in_force,
 };
+
+const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("objects");
+const LOG: TableDefinition<u64, (&str, &str, &str, &[u8])> = TableDefinition::new("log");
+/// The latest revision in files of the first layouts.
+const FORMER_LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
 
 const KINDS: [Kind; 2] = [Kind::Namespace, Kind::Tier];
 
@@ -286,15 +291,12 @@ async fn a_wait_ends_when_the_store_begins_another_epoch() {
 
 /// A file of the first layout, which had consecutive revisions, no epochs and no identity.
 fn old_layout(path: &Path, objects: &[(&str, u64, Value)]) {
-    const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("objects");
-    const LOG: TableDefinition<u64, (&str, &str, &str, &[u8])> = TableDefinition::new("log");
-    const LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
     let database = Database::create(path).unwrap();
     let transaction = database.begin_write().unwrap();
     {
         let mut table = transaction.open_table(OBJECTS).unwrap();
         let mut log = transaction.open_table(LOG).unwrap();
-        let mut latest = transaction.open_table(LATEST).unwrap();
+        let mut latest = transaction.open_table(FORMER_LATEST).unwrap();
         for (name, revision, value) in objects {
             let json = value.to_string();
             let record = [&revision.to_be_bytes()[..], json.as_bytes()].concat();
@@ -340,6 +342,60 @@ async fn a_file_of_the_first_layout_is_upgraded() {
     drop(Embedded::open(&path).unwrap());
     closed(&path);
     assert_eq!(Embedded::identity_of(&path).unwrap(), Some(id), "once");
+    barred(&path);
+}
+
+/// A version without layouts cannot open the file: it opened these tables, in this order, before it wrote anything.
+fn barred(path: &Path) {
+    let database = Database::create(path).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction.open_table(OBJECTS).unwrap();
+    transaction.open_table(LOG).unwrap();
+    assert!(matches!(transaction.open_table(FORMER_LATEST), Err(TableError::TableTypeMismatch { .. })));
+}
+
+/// Makes a closed file one of layout 1.
+fn to_layout_one(path: &Path) {
+    let database = Database::open(path).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let now: TableDefinition<(), u64> = TableDefinition::new("revision");
+    let barred: TableDefinition<(), &str> = TableDefinition::new("latest");
+    let meta: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
+    let latest = transaction.open_table(now).unwrap().get(()).unwrap().unwrap().value();
+    transaction.delete_table(now).unwrap();
+    transaction.delete_table(barred).unwrap();
+    transaction.open_table(FORMER_LATEST).unwrap().insert((), latest).unwrap();
+    transaction.open_table(meta).unwrap().insert("layout", &[1][..]).unwrap();
+    transaction.commit().unwrap();
+}
+
+/// Files of layout 1 differ in one table. Their followers go on, and all that is done with closed files works.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_layout_one_is_upgraded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let id = Embedded::init(&path("s"), None).unwrap();
+    barred(&path("s"));
+    let store = Embedded::open(&path("s")).unwrap();
+    let stored = put(&store, &namespace("a"), json!(1)).await;
+    drop(store);
+    closed(&path("s"));
+    to_layout_one(&path("s"));
+    assert_eq!(Embedded::identity_of(&path("s")).unwrap(), Some(id));
+    assert_eq!(Embedded::check(&path("s")).unwrap().objects, 1);
+    assert_eq!(Embedded::copy(&path("s"), &path("copy")).unwrap().objects, 1);
+    assert_eq!(Embedded::repair(&path("s"), &path("saved")).unwrap().objects, 1);
+    for name in ["copy", "saved"] {
+        barred(&path(name));
+    }
+    for name in ["s", "copy"] {
+        let store = Embedded::open(&path(name)).unwrap();
+        assert_eq!(store.get(&namespace("a")).await.unwrap().as_ref().map(|it| &it.value), Some(&json!(1)));
+        drop(store.watch(&[Interest::all(Kind::Namespace)], stored.position).await.unwrap());
+        drop(store);
+        closed(&path(name));
+        barred(&path(name));
+    }
 }
 
 /// A store of a later version is not touched, and another database is not taken for a store.
