@@ -5,7 +5,10 @@ use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 
-fn node(name: &str, number: u8, tunnel: &str) -> (Key, Value) {
+/// A stored object.
+type Object = (Key, Value);
+
+fn node(name: &str, number: u8, tunnel: &str) -> Object {
     let annotations = json!({
         "projectcalico.org/IPv4Address": format!("192.0.2.{number}/24"),
         "projectcalico.org/IPv4VXLANTunnelAddr": tunnel,
@@ -17,13 +20,13 @@ fn node(name: &str, number: u8, tunnel: &str) -> (Key, Value) {
     )
 }
 
-fn pool(cidr: &str) -> (Key, Value) {
+fn pool(cidr: &str) -> Object {
     let spec = json!({"cidr": cidr, "vxlanMode": "Always"});
     (Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": spec}))
 }
 
 /// A block of four addresses of a node, of which the second one is a node's.
-fn block(owner: Option<&str>, second: Option<&str>) -> (Key, Value) {
+fn block(owner: Option<&str>, second: Option<&str>) -> Object {
     let attribute = second.map(|node| json!({"handle_id": "h", "secondary": {"node": node}}));
     let value = json!({
         "cidr": "10.0.0.0/30", "affinity": owner.map(|owner| format!("host:{owner}")),
@@ -36,7 +39,7 @@ fn block(owner: Option<&str>, second: Option<&str>) -> (Key, Value) {
 #[test]
 fn a_tunnel_address_counts_if_only_the_node_can_have_it() {
     const POOL: &str = "10.0.0.0/16";
-    let table: [(&str, &str, Option<(Key, Value)>, &str); 11] = [
+    let table: [(&str, &str, Option<Object>, &str); 11] = [
         ("in a pool, and in no block", "10.0.0.1", None, ""),
         ("in its own block", "10.0.0.1", Some(block(Some("other"), Some("other"))), ""),
         ("in its own block, and not recorded yet", "10.0.0.1", Some(block(Some("other"), None)), ""),
