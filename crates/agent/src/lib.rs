@@ -358,12 +358,13 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
     let sources = Sources { metrics: metrics.clone(), progress: progress.clone(), in_force, taken };
     let _http = serve_http(&extras, &sources);
     let store: Arc<dyn Store> = endpoints.clone();
+    // Before anything waits for the datastore.
+    policy_only::check(&node, &extras, &platform, &*endpoints)?;
     let mut node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     if let Platform::Windows { .. } = platform {
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());
     }
-    policy_only::check(&node, &extras, &platform, &*endpoints)?;
     node::wait_until_unlocked(&*store, || progress.reach(Stage::Locked)).await;
     for pool in &extras.default_pools {
         default_pool::ensure(&*endpoints, pool).await;

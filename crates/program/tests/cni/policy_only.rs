@@ -549,7 +549,13 @@ fn what_has_no_meaning_with_another_plugin_is_refused() {
         "--store",
         &format!("unix:{}", with_store.display()),
     ]);
-    command.args(["--cni-socket", &node.path("second.sock")]);
+    for (flag, file) in [
+        ("--cni-socket", "second.sock"),
+        ("--deletion-queue", "second/queue"),
+        ("--saved-state", "second/saved-state.json"),
+    ] {
+        command.args([flag, &node.path(file)]);
+    }
     refused(&node, command, &["--policy-only", "--store kubernetes:"]);
 }
 
