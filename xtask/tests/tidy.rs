@@ -7,6 +7,8 @@ mod circles;
 mod problems;
 #[path = "tidy/targets.rs"]
 mod targets;
+#[path = "tidy/threat_model.rs"]
+mod threat_model;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -79,7 +79,7 @@ impl Look {
             Ok(true) if self.has_pods => tracing::error!(
                 pods = self.pods,
                 closed = self.closed,
-                "the node had no policy: somebody has removed it. The pods to which policy applied, and unknown ones, are closed until \
+                "the node had no policy, because somebody has removed it. The pods to which policy applied, and unknown ones, are closed until \
                  the agent knows the cluster"
             ),
             Ok(true) => tracing::warn!(

@@ -8,7 +8,7 @@ use tokio::sync::OwnedMutexGuard;
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Position};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
-use tortie_dataplane::{EndpointId, PodAddress, PreparedLink};
+use tortie_dataplane::{EndpointId, HostPort, PodAddress, PreparedLink};
 use tortie_flannel::LeaseSnapshot;
 use tortie_ipam::{Family, IpamError, Request, Use};
 use tortie_store::Stored;
@@ -51,7 +51,29 @@ impl Pods {
         let publication = prepared.map(|link| self.publication(call, id, pod, limits, link)).transpose()?;
         // Reading took a while.
         self.refuse_blocked(id)?;
+        self.refuse_taken_host_port(id, &pod.1)?;
         self.obtain(call, id, pod, namespace, publication).await
+    }
+
+    /// Whoever has a port of the node keeps it (policy decision 52). Pods that name their node avoid the scheduler, which would see the
+    /// conflict.
+    fn refuse_taken_host_port(&self, id: &EndpointId, pod: &Pod) -> Result<(), Failure> {
+        let now = self.in_force.borrow();
+        let is_other = |other: &EndpointId| (&other.namespace, &other.pod) != (&id.namespace, &id.pod);
+        let ports = pod.endpoint_ports();
+        let taken = ports.iter().filter_map(HostPort::of).find_map(|wanted| {
+            let holds =
+                |(port, holder): &&(HostPort, EndpointId)| is_other(holder) && port.conflicts(&wanted);
+            now.host_ports.iter().find(holds).map(|(_, holder)| (wanted, holder))
+        });
+        taken.map_or(Ok(()), |(port, holder)| {
+            let msg = format!("hostPort {port} of pod {}/{} is that of pod {holder}", id.namespace, id.pod);
+            Err(Failure::new(
+                Code::TRY_AGAIN_LATER,
+                msg,
+                "it is free when that pod is deleted; or choose another hostPort",
+            ))
+        })
     }
 
     /// The addresses of a new pod. With a `publication`, its endpoint may be published with the allocation of the last one.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
-use tortie_dataplane::{AskedFor, Dataplane, Delta, EndpointId, Reason, Report, RouteTarget};
+use tortie_dataplane::{AskedFor, Dataplane, Delta, EndpointId, HostPort, Reason, Report, RouteTarget};
 use tortie_flannel::LeaseSnapshot;
 use tortie_policy::ALL_NODES;
 use tortie_policy::program::PolicyKind;
@@ -44,6 +44,8 @@ pub(crate) struct InForce {
     pub(crate) endpoints: Vec<EndpointId>,
     /// The endpoints of the node by address.
     pub(crate) holders: BTreeMap<IpAddr, EndpointId>,
+    /// The ports of the node that lead to pods, or are to do so.
+    pub(crate) host_ports: Vec<(HostPort, EndpointId)>,
     pub(crate) report: Report,
     pub(crate) findings: Vec<Finding>,
     /// Stored objects that are not in force.
@@ -400,6 +402,7 @@ impl Plane {
             positions: self.positions.clone(),
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
             holders: self.holders(),
+            host_ports: self.host_ports(),
             report: self.report.clone(),
             findings: self.calc.findings(),
             unsupported: self.unsupported(),
@@ -411,6 +414,13 @@ impl Plane {
     fn holders(&self) -> BTreeMap<IpAddr, EndpointId> {
         let endpoints = self.calc.state().endpoints.iter();
         endpoints.flat_map(|(id, endpoint)| endpoint.addresses.iter().map(|one| (*one, id.clone()))).collect()
+    }
+
+    fn host_ports(&self) -> Vec<(HostPort, EndpointId)> {
+        let endpoints = self.calc.state().endpoints.iter();
+        endpoints
+            .flat_map(|(id, endpoint)| endpoint.host_ports.iter().map(|port| (port.clone(), id.clone())))
+            .collect()
     }
 
     /// Stored objects that are not in force here.

@@ -1,10 +1,8 @@
 //! The endpoints of this node: their ids, and their properties besides those that selectors see.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
-use tortie_api::calico::{HostEndpointSpec, WorkloadEndpointPort, WorkloadEndpointSpec};
-use tortie_api::net::Protocol;
+use tortie_api::calico::{HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_dataplane::{EndpointId, HostPort, MacAddress};
 
 use crate::keys::SharedKey;
@@ -52,7 +50,7 @@ impl LocalEndpoint {
             container_id: spec.container_id.into(),
             host_interface: spec.interface_name.into(),
             mac: spec.mac.parse().ok(),
-            host_ports: spec.ports.iter().filter_map(host_port).collect(),
+            host_ports: spec.ports.iter().filter_map(HostPort::of).collect(),
         };
         Self::new(LocalId::Pod(Arc::new(id)), kind)
     }
@@ -64,44 +62,5 @@ impl LocalEndpoint {
 
     fn new(id: LocalId, kind: LocalEndpointKind) -> Self {
         Self { id, is_alone: true, kind, policies: Numbers::default() }
-    }
-}
-
-/// The port of the node that leads to this port of a pod. An address that is none can never be the node's, so such a
-/// port has no effect; the API server rejects it.
-fn host_port(port: &WorkloadEndpointPort) -> Option<HostPort> {
-    let address = match port.host_ip.as_deref().map(str::parse::<IpAddr>) {
-        Some(Ok(address)) => Some(address).filter(|address| !address.is_unspecified()),
-        Some(Err(_)) => return None,
-        None => None,
-    };
-    let protocol = Protocol::from_name(&port.port.protocol)?;
-    Some(HostPort { protocol, address, port: port.host_port?, pod_port: port.port.port })
-}
-
-#[cfg(test)]
-mod tests {
-    use tortie_api::calico::EndpointPort;
-
-    use super::*;
-
-    #[test]
-    fn ports_of_the_node_have_an_address_or_stand_for_all() {
-        let port = |host_port, host_ip: Option<&str>| WorkloadEndpointPort {
-            port: EndpointPort { name: String::new(), protocol: "UDP".to_owned(), port: 53 },
-            host_port,
-            host_ip: host_ip.map(str::to_owned),
-        };
-        let found = |address| Some(HostPort { protocol: Protocol::UDP, address, port: 5353, pod_port: 53 });
-        for (written, expected) in [
-            (port(None, None), None),
-            (port(Some(5353), None), found(None)),
-            (port(Some(5353), Some("0.0.0.0")), found(None)),
-            (port(Some(5353), Some("::")), found(None)),
-            (port(Some(5353), Some("192.0.2.1")), found(Some([192, 0, 2, 1].into()))),
-            (port(Some(5353), Some("localhost")), None),
-        ] {
-            assert_eq!(host_port(&written), expected, "{written:?}");
-        }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use tortie_store::Embedded;
-use tortie_store::rpc::{Limits, TlsFiles, serve_tls, serve_unix};
+use tortie_store::rpc::{Limits, ServerIdentity, TlsFiles, serve_tls, serve_unix};
 
 use crate::store_files::{Backup, CheckFile, DataFile, Identity, Init, Repair, Restore, make_folder};
 
@@ -37,6 +37,9 @@ pub(crate) enum StoreCommand {
 pub(crate) struct Serve {
     #[command(flatten)]
     file: DataFile,
+    /// The maximum size of all objects in MiB; nodes may fill 80 % of it, controllers 90 %
+    #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    quota: u64,
     /// The socket for operators on this machine
     #[arg(long, value_name = "PATH", default_value = "/run/tortie/store.sock")]
     socket: PathBuf,
@@ -52,6 +55,9 @@ pub(crate) struct Serve {
     /// The key of the service's certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "listen")]
     tls_key: Option<PathBuf>,
+    /// The authority's list of revoked certificates (PEM, tortie certs revoke); it is read again while the service runs
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    tls_revoked: Option<PathBuf>,
 }
 
 impl StoreCommand {
@@ -72,7 +78,7 @@ impl Serve {
     fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("info");
         make_folder(&self.socket)?;
-        let store = Embedded::open(&self.file.data)?;
+        let store = Embedded::open_with_quota(&self.file.data, self.quota << 20)?;
         let closing = store.closing();
         crate::runtime()?.block_on(self.serve(Arc::new(store)))?;
         if !closing.wait(CLOSE_TIMEOUT) {
@@ -91,7 +97,8 @@ impl Serve {
                 (Some(address), Some(authority), Some(certificate), Some(key)) => {
                     let files = TlsFiles { authority, certificate, key };
                     tracing::info!(%address, "serving machines with certificates of the authority");
-                    serve_tls(store.clone(), address, files.into(), Limits::default()).await
+                    let identity = ServerIdentity::from(files).with_revoked(self.tls_revoked);
+                    serve_tls(store.clone(), address, identity, Limits::default()).await
                 }
                 _ => std::future::pending().await,
             }

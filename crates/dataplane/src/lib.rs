@@ -1,6 +1,7 @@
 //! The desired state of a node ([`NodeState`]), its changes ([`Delta`]), and the two traits that an operating system
 //! implements: [`Dataplane`] applies the state, [`PodWiring`] connects one pod.
 
+mod host_port;
 mod learned_routes;
 mod members;
 mod reason;
@@ -18,6 +19,7 @@ use thiserror::Error;
 use tortie_api::report::{ObjectRef, ReportedCondition, with_objects};
 use tortie_api::{Key, Kind};
 
+pub use host_port::HostPort;
 pub use learned_routes::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
 pub use members::Members;
 pub use reason::{Reason, Severity};
@@ -26,8 +28,8 @@ pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
 pub use state::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, HostPort, LocalEnd, LocalIpip, LocalNode,
-    NodeState, Route, RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalEnd, LocalIpip, LocalNode, NodeState,
+    Route, RouteTarget, Vtep,
 };
 pub use tortie_api::net::MacAddress;
 pub use wiring::{
@@ -72,7 +74,7 @@ pub trait Dataplane: Send {
 /// Closes pods while the state of their node is unknown: from the start of an agent to the first [`Dataplane::apply`].
 pub trait Hold: Send {
     /// If no policy of an earlier process is in force in the system, puts in force what is saved, or keeps it in force. Returns
-    /// whether something was open. The next call tries again.
+    /// whether something was open, or (on Linux) whether an earlier process had closed it for that reason. The next call tries again.
     ///
     /// # Errors
     /// The system refuses it.

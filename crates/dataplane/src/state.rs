@@ -8,14 +8,14 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use tortie_api::calico::FelixConfigurationSpec;
-use tortie_api::net::{IpVersion, MacAddress, Protocol};
+use tortie_api::net::{IpVersion, MacAddress};
 use tortie_api::report::ObjectRef;
 use tortie_api::{Key, Kind};
 use tortie_policy::program::{
     EndpointProgram, HostEndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind,
 };
 
-use crate::{Members, Service, ServiceId, Settings};
+use crate::{HostPort, Members, Service, ServiceId, Settings};
 
 /// The identity of a workload endpoint of this node. Clones share the names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -55,19 +55,6 @@ pub struct Endpoint {
     pub host_ports: Arc<[HostPort]>,
     /// The program for its packets. Pods with the same policies and profiles share it.
     pub program: Arc<EndpointProgram>,
-}
-
-/// A port of the node that leads to a pod (`hostPort`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostPort {
-    /// TCP, UDP or SCTP.
-    pub protocol: Protocol,
-    /// The node's address that has the port; `None` for all of them.
-    pub address: Option<IpAddr>,
-    /// The node's port.
-    pub port: u16,
-    /// The pod's port.
-    pub pod_port: u16,
 }
 
 /// Interfaces of this node with policy of their own (policy decision 16).

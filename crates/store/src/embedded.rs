@@ -14,11 +14,12 @@ mod records;
 mod replay;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod writer;
 
 use std::ops::Bound;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::SystemTime;
@@ -39,6 +40,7 @@ use self::files::ServedFile;
 pub(crate) use self::files::sync_folder;
 use self::layout::{LATEST, OBJECTS};
 use self::log_watch::LogWatch;
+use self::usage::{DEFAULT_QUOTA, Room, Usage};
 use self::writer::Writer;
 use crate::backoff::random_seed;
 use crate::file::{Closing, File, failed};
@@ -69,6 +71,8 @@ pub struct Embedded {
     id: StoreId,
     /// The begin of the epoch of this process.
     begin: Revision,
+    quota: u64,
+    used: Arc<AtomicU64>,
 }
 
 /// The number of a write: the version of its object, and its position. Each write has the next number, and an epoch begins
@@ -77,6 +81,8 @@ type Revision = u64;
 
 struct Request {
     writes: Vec<Write>,
+    /// Up to how many bytes of objects its client may fill the store.
+    limit: u64,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -92,15 +98,24 @@ impl Embedded {
         files::init(path, id).map(|()| id)
     }
 
-    /// Opens a file that [`Embedded::init`] has made, and begins an epoch.
+    /// Opens a file that [`Embedded::init`] has made, and begins an epoch. Its objects may have 2 GiB in all.
     ///
     /// # Errors
     /// The file does not exist, cannot be read or written, is in use by another process, or is not a store.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        Self::open_with_quota(path, DEFAULT_QUOTA)
+    }
+
+    /// The same. The objects may have so many bytes in all; what would need more is rejected.
+    ///
+    /// # Errors
+    /// As for [`Embedded::open`].
+    pub fn open_with_quota(path: &Path, quota: u64) -> Result<Self, StoreError> {
         let (file, served) = files::served(path)?;
         let now = epochs::microseconds(SystemTime::now());
         let next = |latest| epochs::next_begin(latest, now, random_seed());
-        Self::over(file, served, next).map_err(|error| files::of_file(path, error))
+        let room = Room { quota, ..Room::default() };
+        Self::over(file, served, room, next).map_err(|error| files::of_file(path, error))
     }
 
     /// Creates a store that disappears with the process. Its first revision is 1.
@@ -155,12 +170,13 @@ impl Embedded {
     /// Over an empty database, whose revisions begin with 1.
     fn over_new(file: File) -> Result<Self, StoreError> {
         file.write(|transaction| layout::make(transaction, StoreId::random()))?;
-        Self::over(file, Arc::default(), |latest| latest)
+        Self::over(file, Arc::default(), Room::default(), |latest| latest)
     }
 
     fn over(
         file: File,
         served: Arc<ServedFile>,
+        room: Room,
         next: impl FnOnce(Revision) -> Revision,
     ) -> Result<Self, StoreError> {
         let begun = file.write(|transaction| layout::begin(transaction, next))?;
@@ -171,6 +187,8 @@ impl Embedded {
                 restore a backup"
             );
         }
+        let usage = file.read(Usage::read)?;
+        let used = Arc::new(AtomicU64::new(usage.objects));
         served.told.store(begun.begin, Ordering::SeqCst);
         // Nobody else has the value, so it is not set yet.
         let _ = served.begun.set(begun);
@@ -186,12 +204,15 @@ impl Embedded {
             latest: latest.clone(),
             served: served.clone(),
             sent: begin,
+            room,
+            usage,
+            used: used.clone(),
         };
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.run(&mut requests))
             .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
-        Ok(Self { file, writer, events, latest, served, id, begin })
+        Ok(Self { file, writer, events, latest, served, id, begin, quota: room.quota, used })
     }
 
     /// Tells when the file is closed, after the last clone is dropped.
@@ -227,6 +248,24 @@ impl Embedded {
             }
         });
         stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver))).boxed()
+    }
+
+    /// The bytes of all objects with their keys.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Executes writes as [`Store::write_all`], for a client that may fill only so many percent of the store.
+    pub(crate) async fn write_within(
+        &self,
+        writes: Vec<Write>,
+        percent: u64,
+    ) -> Result<Vec<Written>, Stopped> {
+        let (answer, answered) = oneshot::channel();
+        let limit = self.quota / 100 * percent;
+        self.writer.send(Request { writes, limit, answer }).await.map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
     }
 
     async fn write(&self, write: Write) -> Result<Written, StoreError> {
@@ -299,9 +338,7 @@ impl Store for Embedded {
     }
 
     async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
-        let (answer, answered) = oneshot::channel();
-        self.writer.send(Request { writes, answer }).await.map_err(|_| stopped())?;
-        answered.await.map_err(|_| stopped())?
+        self.write_within(writes, 100).await
     }
 
     fn follow(&self, interests: Vec<Interest>) -> Follow {

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use tortie_api::net::Protocol;
-use tortie_dataplane::{Condition, Endpoint, EndpointId, HostPort, NodeState, Reason};
+use tortie_dataplane::{Condition, Endpoint, EndpointId, HostPort, NodeState, Reason, Settings};
 use tortie_hcn::schema::{self, Modify, Policy, PortMapping, RequestType};
 use tortie_hcn::{Class, Hcn, HcnExt};
 use tracing::info;
@@ -28,11 +28,12 @@ pub(crate) struct Mappings {
 
 impl Mappings {
     /// The mappings of an endpoint of the node with this address.
-    pub(crate) fn of(endpoint: &Endpoint, node: Option<Ipv4Addr>) -> Self {
+    pub(crate) fn of(endpoint: &Endpoint, node: Option<Ipv4Addr>, settings: &Settings) -> Self {
         let mut mappings = Mappings::default();
         for port in endpoint.host_ports.iter() {
             let is_known = |new: &PortMapping| mappings.wanted.iter().any(|other| is_same_port(other, new));
-            let mapped = match mapping(port, node) {
+            let reserved = settings.why_reserved(port);
+            let mapped = match reserved.map_or_else(|| mapping(port, node), Err) {
                 Ok(new) if is_known(&new) => {
                     Err("HNS maps a port of the node once, whatever the address".to_owned())
                 }
@@ -41,7 +42,7 @@ impl Mappings {
             match mapped {
                 Ok(mapping) => mappings.wanted.push(mapping),
                 Err(problem) => {
-                    let message = format!("hostPort {}/{}: {problem}", port.port, port.protocol);
+                    let message = format!("hostPort {port}: {problem}");
                     mappings.refused.push(Condition::new(Reason::HostPortNotServed, message));
                 }
             }

@@ -24,6 +24,15 @@ impl Bed {
         put(&*self.store, &Key::global(Kind::Namespace, "n"), value).await;
     }
 
+    async fn with_host_port(&self, name: &str, port: u16) {
+        let ports = json!([{"containerPort": 80, "hostPort": port}]);
+        let value = json!({
+            "metadata": {"name": name, "namespace": "n", "uid": name},
+            "spec": {"nodeName": NODE, "containers": [{"name": "c", "ports": ports}]},
+        });
+        put(&*self.store, &pod_key(name), value).await;
+    }
+
     async fn add(&self, container: &str, pod: &str) -> Answer {
         self.call(self.invocation(Command::Add, container, pod)).await
     }
@@ -316,4 +325,24 @@ async fn without_an_address_of_a_family_that_has_a_pool_the_add_fails() {
     let failure = bed.call(check).await.unwrap_err();
     assert_eq!(failure.code, Code::DIFFERS);
     assert!(failure.to_string().contains("prevResult does not have its address fd00:a::"), "{failure}");
+}
+
+/// A pod that names its node avoids the scheduler, and could take the connections of another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_does_not_get_the_host_port_of_another() {
+    let bed = Bed::new().await;
+    for (pod, port) in [("z", 8080), ("a", 8080), ("b", 8081)] {
+        bed.with_host_port(pod, port).await;
+    }
+    bed.add("cz", "z").await.unwrap();
+    let failure = bed.add("ca", "a").await.unwrap_err();
+    assert_eq!(failure.code, Code::TRY_AGAIN_LATER);
+    assert!(failure.msg.contains("hostPort 8080/TCP of pod n/a is that of pod n/z"), "{failure:?}");
+    assert_eq!(bed.allocated().await.len(), 1, "a failed ADD leaves nothing");
+    bed.add("cb", "b").await.unwrap();
+    bed.add("cz2", "z").await.expect("the next sandbox of the pod has its port");
+    for container in ["cz", "cz2"] {
+        bed.call(bed.invocation(Command::Del, container, "z")).await.unwrap();
+    }
+    until("the port is free", || async { bed.add("ca", "a").await.is_ok() }).await;
 }

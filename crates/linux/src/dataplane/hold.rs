@@ -68,7 +68,7 @@ impl HeldTable {
         } else if has_changed {
             self.policy.apply(saved, &Dirty::everything(saved))?;
         }
-        Ok(found == FoundTable::Nothing)
+        Ok(!is_known)
     }
 
     /// Owns the table of an earlier process, so that nobody else removes it.

@@ -9,13 +9,15 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use tortie_dataplane::{Condition, Endpoint, NodeState, Reason};
+use tortie_api::net::Protocol;
+use tortie_dataplane::{Condition, Endpoint, HostPort, NodeState, Reason, Settings};
 use tortie_kernel::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Data, DataKind, Expr, Hook, Key, NatFamily, Register, Rule, SetRef,
-    SetSpec, Table,
+    SetSpec, Table, Verdict,
 };
 
 use super::nat::{DESTINATION_NAT, SOURCE_NAT, is_local};
+use super::packet_kinds::packets_to;
 use super::packet_test::{Keyed, PacketEnd, Test, Then, in_set, load_address, load_address_to};
 use super::sets::{Family, ranges, set};
 
@@ -77,16 +79,31 @@ pub(super) fn add(node: &NodeState, table: &mut Table) {
     if node.endpoints.values().all(|endpoint| endpoint.host_ports.is_empty()) {
         return;
     }
-    let mut chain = |name: &str, hook, priority, rules: [Vec<Rule>; 2]| {
+    let mut chain = |name: &str, hook, priority, rules: Vec<Rule>| {
         let base = Some(BaseChain { kind: ChainKind::Nat, hook, priority, drop: false });
-        table.chains.insert(name.to_owned(), Chain { base, rules: rules.concat() });
+        table.chains.insert(name.to_owned(), Chain { base, rules });
     };
-    let rules =
-        |family, tests: Vec<Expr>| vec![of_address(family, tests.clone()), of_all_addresses(family, tests)];
-    chain(INCOMING, Hook::Prerouting, DESTINATION_NAT, Family::ALL.map(|family| rules(family, vec![])));
-    let own = Family::ALL.map(|family| rules(family, is_not_from_loopback(family)));
-    chain(OWN, Hook::Output, DESTINATION_NAT, own);
-    chain(ITSELF, Hook::Postrouting, SOURCE_NAT, Family::ALL.map(|family| vec![masquerade_itself(family)]));
+    let rules = |tests: fn(Family) -> Vec<Expr>| {
+        let of_family = |family| [of_address(family, tests(family)), of_all_addresses(family, tests(family))];
+        reserved(node).into_iter().chain(Family::ALL.into_iter().flat_map(of_family)).collect()
+    };
+    chain(INCOMING, Hook::Prerouting, DESTINATION_NAT, rules(|_| vec![]));
+    chain(OWN, Hook::Output, DESTINATION_NAT, rules(is_not_from_loopback));
+    chain(ITSELF, Hook::Postrouting, SOURCE_NAT, Family::ALL.map(masquerade_itself).into());
+}
+
+/// Ends the translation of packets to ports of the node's own programs (policy decision 52).
+fn reserved(node: &NodeState) -> Vec<Rule> {
+    let mut ports: BTreeMap<Protocol, Vec<u16>> = BTreeMap::new();
+    node.settings
+        .ports_of_the_node()
+        .for_each(|(protocol, port)| ports.entry(protocol).or_default().push(port));
+    let rule = |(protocol, ports): (Protocol, Vec<u16>)| {
+        let mut exprs = packets_to(protocol.0, ports);
+        exprs.push(Expr::Verdict(Verdict::Accept));
+        Rule::new(exprs, "a port of the node itself")
+    };
+    ports.into_iter().map(rule).collect()
 }
 
 /// The kernel sends nothing from a loopback address to a pod.
@@ -117,28 +134,36 @@ pub(super) fn pod_pairs(family: Family) -> SetSpec {
     SetSpec::hash(&[family.field(), family.field()])
 }
 
-/// The condition of a pod with a port at an address that the node does not have, or of a family that the pod has no address of.
-/// `own` are the node's addresses.
-pub(super) fn not_served(endpoint: &Endpoint, own: &BTreeMap<IpAddr, String>) -> Option<Condition> {
+/// The condition of a pod with a port that belongs to the node itself, at an address that the node does not have, or of a family that
+/// the pod has no address of. `own` are the node's addresses.
+pub(super) fn not_served(
+    endpoint: &Endpoint,
+    settings: &Settings,
+    own: &BTreeMap<IpAddr, String>,
+) -> Option<Condition> {
+    let why_not =
+        |port: &HostPort| settings.why_reserved(port).or_else(|| wrong_address(endpoint, port, own));
     endpoint.host_ports.iter().find_map(|port| {
-        let address = port.address?;
-        let family = match address {
-            IpAddr::V4(_) => "IPv4",
-            IpAddr::V6(_) => "IPv6",
-        };
-        let why = if address_of(endpoint, Family::of(address)).is_none() {
-            format!(
-                "its hostIP {address} is an {family} address, and the pod has none; remove hostIP, or give the pod an {family} \
-                 address by an IPPool"
-            )
-        } else if !own.contains_key(&address) {
-            format!("its hostIP {address} is no address of the node; remove hostIP, or correct it")
-        } else {
-            return None;
-        };
-        let message = format!("hostPort {}/{} is not served: {why}", port.port, port.protocol);
+        let message = format!("hostPort {port} is not served: {}", why_not(port)?);
         Some(Condition::new(Reason::HostPortNotServed, message))
     })
+}
+
+fn wrong_address(endpoint: &Endpoint, port: &HostPort, own: &BTreeMap<IpAddr, String>) -> Option<String> {
+    let address = port.address?;
+    let family = match address {
+        IpAddr::V4(_) => "IPv4",
+        IpAddr::V6(_) => "IPv6",
+    };
+    if address_of(endpoint, Family::of(address)).is_none() {
+        return Some(format!(
+            "its hostIP {address} is an {family} address, and the pod has none; remove hostIP, or give the pod an {family} address by \
+             an IPPool"
+        ));
+    }
+    let is_foreign = !own.contains_key(&address);
+    is_foreign
+        .then(|| format!("its hostIP {address} is no address of the node; remove hostIP, or correct it"))
 }
 
 /// A port of the node that leads to a pod.

@@ -385,7 +385,7 @@ impl Network {
             match indices.of(name).and_then(|index| self.prepare(name, index, has_ipv6)) {
                 Ok(index) => {
                     links.insert(name.to_string(), index);
-                    let condition = host_ports::not_served(endpoint, &own);
+                    let condition = host_ports::not_served(endpoint, &state.settings, &own);
                     self.endpoints.extend(condition.map(|condition| (id.clone(), condition)));
                 }
                 Err(error) => {

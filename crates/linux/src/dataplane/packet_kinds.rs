@@ -99,7 +99,8 @@ pub(super) fn tcp_to(ports: impl IntoIterator<Item = u16>) -> Vec<Expr> {
     packets_to(6, ports)
 }
 
-fn packets_to(protocol: u8, ports: impl IntoIterator<Item = u16>) -> Vec<Expr> {
+/// Packets of a protocol with ports to these ports.
+pub(super) fn packets_to(protocol: u8, ports: impl IntoIterator<Item = u16>) -> Vec<Expr> {
     exprs(&[
         Test::Protocol { numbers: vec![protocol], invert: false },
         Test::Port {

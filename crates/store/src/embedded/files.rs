@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use redb::{Database, ReadableDatabase};
 
 use super::layout::{self, Begun};
+use super::usage::Usage;
 use super::{already_open, check};
 use crate::file::{File, failed};
 use crate::{StoreError, StoreId};
@@ -124,6 +125,33 @@ pub(super) fn open(path: &Path) -> Result<Database, StoreError> {
     open_again(path)
 }
 
+/// The room that a file may have beyond twice its content.
+const SPARE: u64 = 32 << 20;
+
+/// Opens the database of an existing store, and makes its file smaller if it has much more room than content: files only grow while
+/// they are used.
+fn open_compact(path: &Path) -> Result<Database, StoreError> {
+    let mut database = open(path)?;
+    let before = path.metadata().map_or(0, |metadata| metadata.len());
+    // Files of earlier versions may lack a table.
+    let usage = database.begin_read().map_err(failed).and_then(|transaction| Usage::read(&transaction));
+    let content = usage.map_or(before, |usage| usage.objects + usage.log);
+    if before <= 2 * content + SPARE {
+        return Ok(database);
+    }
+    let compacted = database.compact();
+    let after = path.metadata().map_or(0, |metadata| metadata.len());
+    match compacted {
+        Ok(_) => tracing::info!(file = %path.display(), before, after, "the store's file is smaller now"),
+        Err(error) => {
+            tracing::warn!(file = %path.display(), %error, "cannot make the store's file smaller; it is served as it is");
+            drop(database);
+            return open_again(path);
+        }
+    }
+    Ok(database)
+}
+
 /// Opens the database of a store whose pages were whole when this process opened it before.
 fn open_again(path: &Path) -> Result<Database, StoreError> {
     refuse_missing(path)?;
@@ -156,7 +184,7 @@ pub(super) fn served(path: &Path) -> Result<(File, Arc<ServedFile>), StoreError>
     let again = served.clone();
     let file = File::new(move || {
         let is_known = again.begun.get().is_some();
-        let database = if is_known { open_again(&own) } else { open(&own) };
+        let database = if is_known { open_again(&own) } else { open_compact(&own) };
         let database = database.map_err(|error| of_file(&own, error))?;
         again.check(&database).map_err(|error| of_file(&own, error))?;
         Ok(database)

@@ -1,8 +1,11 @@
 //! What is in a file of the embedded store, and how files of earlier versions become it.
 
-use redb::{ReadTransaction, ReadableTable, Table, TableDefinition, TableError, WriteTransaction};
+use redb::{
+    ReadTransaction, ReadableTable, ReadableTableMetadata, Table, TableDefinition, TableError,
+    WriteTransaction,
+};
 
-use super::{Revision, damaged, epochs, records};
+use super::{LOG_LENGTH, Revision, damaged, epochs, records};
 use crate::file::failed;
 use crate::{StoreError, StoreId};
 
@@ -24,9 +27,12 @@ const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 
 /// The identity of the store: the 16 bytes of a UUID.
 const IDENTITY: &str = "identity";
-/// The layout of the file: one byte. Files from before it have no table of facts. Layout 1 had the latest revision elsewhere.
+/// The last revision that was removed from the log (8 bytes, big-endian). Positions before it are lost.
+const REMOVED: &str = "removed";
+/// The layout of the file: one byte. Files from before it have no table of facts. Layout 1 had the latest revision elsewhere. Up to
+/// layout 2, the length of the log told whether something was removed from it.
 const LAYOUT: &str = "layout";
-const CURRENT_LAYOUT: u8 = 2;
+const CURRENT_LAYOUT: u8 = 3;
 
 /// What a process knows of the file that it serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,8 +77,13 @@ fn upgrade(transaction: &WriteTransaction) -> Result<(), StoreError> {
     let layout = layout(&transaction.open_table(META).map_err(failed)?)?;
     match layout {
         Some(CURRENT_LAYOUT) => Ok(()),
+        Some(2) => {
+            count_removed(transaction)?;
+            mark(transaction)
+        }
         Some(1) => {
             move_latest(transaction)?;
+            count_removed(transaction)?;
             mark(transaction)
         }
         Some(layout) => Err(newer(layout)),
@@ -90,6 +101,31 @@ fn move_latest(transaction: &WriteTransaction) -> Result<(), StoreError> {
     transaction.delete_table(FORMER_LATEST).map_err(failed)?;
     transaction.open_table(LATEST).map_err(failed)?.insert((), latest).map_err(failed)?;
     Ok(())
+}
+
+/// While the log had room, nothing was removed from it.
+fn count_removed(transaction: &WriteTransaction) -> Result<(), StoreError> {
+    let log = transaction.open_table(LOG).map_err(failed)?;
+    if log.len().map_err(failed)? < LOG_LENGTH {
+        return Ok(());
+    }
+    let oldest = log.first().map_err(failed)?.map_or(0, |(revision, _)| revision.value());
+    set_removed(transaction, oldest.saturating_sub(1))
+}
+
+/// Notes that the log begins after a revision.
+pub(super) fn set_removed(transaction: &WriteTransaction, revision: Revision) -> Result<(), StoreError> {
+    let mut meta = transaction.open_table(META).map_err(failed)?;
+    meta.insert(REMOVED, &revision.to_be_bytes()[..]).map_err(failed)?;
+    Ok(())
+}
+
+/// The last revision that was removed from the log; 0 if none was.
+pub(super) fn removed(transaction: &ReadTransaction) -> Result<Revision, StoreError> {
+    let meta = transaction.open_table(META).map_err(failed)?;
+    let Some(bytes) = meta.get(REMOVED).map_err(failed)? else { return Ok(0) };
+    let bytes = bytes.value().try_into().map_err(|_| damaged("it does not tell where its log begins"))?;
+    Ok(Revision::from_be_bytes(bytes))
 }
 
 /// The records of files without a layout had no checksums. One that is cut off gets none that fits.

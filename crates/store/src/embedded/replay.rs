@@ -1,10 +1,9 @@
 //! Reads events from the log.
 
-use redb::{ReadableTable, ReadableTableMetadata};
 use tortie_api::{Key, Position};
 
 use super::layout::{EPOCHS, LATEST, LOG};
-use super::{LOG_LENGTH, Revision, epochs, latest, records};
+use super::{Revision, epochs, latest, layout, records};
 use crate::file::{File, failed};
 use crate::follow::Event;
 use crate::{Interest, StoreError, Stored, Written, stored_json};
@@ -28,10 +27,8 @@ pub(super) fn replay(
     file.read(|transaction| {
         let latest = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
         let log = transaction.open_table(LOG).map_err(failed)?;
-        let oldest = log.first().map_err(failed)?.map_or(0, |(revision, _)| revision.value());
         let next = after.saturating_add(1);
-        // While the log has room, nothing was removed from it.
-        let is_lost = next < oldest && log.len().map_err(failed)? >= LOG_LENGTH;
+        let is_lost = after < layout::removed(transaction)?;
         // Other positions come from another store, or from a copy of this one that was served meanwhile.
         let epochs = epochs::read(&transaction.open_table(EPOCHS).map_err(failed)?)?;
         if is_lost || !epochs::contain(&epochs, latest, after) {

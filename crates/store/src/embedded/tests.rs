@@ -322,3 +322,129 @@ async fn watches_end_if_the_events_of_a_failed_transaction_are_damaged() {
     store.create(&key("later"), json!(0)).await.unwrap();
     assert!(matches!(events.next().await, Some(Ok(Event::Put(stored))) if stored.key == key("later")));
 }
+
+fn with_room(quota: u64, log: u64) -> Embedded {
+    let create = || Database::builder().create_with_backend(InMemoryBackend::new()).map_err(failed);
+    let file = File::new(create).unwrap();
+    file.write(|transaction| layout::make(transaction, StoreId::random())).unwrap();
+    Embedded::over(file, Arc::default(), Room { quota, log }, |latest| latest).unwrap()
+}
+
+fn of_size(bytes: usize) -> Value {
+    json!("x".repeat(bytes))
+}
+
+#[tokio::test]
+async fn a_full_store_takes_only_what_needs_no_more_room() {
+    let store = with_room(10_000, 1 << 20);
+    let key = |name: &str| Key::global(Kind::Namespace, name);
+    let mut versions = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        versions.push(store.create(&key(name), of_size(2_000)).await.unwrap().version);
+    }
+    let problem = match store.create(&key("e"), of_size(2_000)).await {
+        Err(StoreError::Invalid { problem, .. }) => problem,
+        other => panic!("{other:?}"),
+    };
+    assert!(problem.contains("the store is full") && problem.contains("--quota"), "{problem}");
+    assert_eq!(store.get(&key("e")).await, Ok(None));
+    // The share of a client is smaller than the store.
+    let small = vec![Write::Create(key("small"), of_size(100))];
+    let refused = store.write_within(small.clone(), 80).await;
+    assert!(matches!(&refused, Err(Stopped { error: StoreError::Invalid { .. }, .. })), "{refused:?}");
+    store.write_within(small, 100).await.unwrap();
+
+    // Updates that are not larger, and deletions.
+    let same = Write::Update(key("a"), of_size(2_000), versions[0].clone());
+    let [written] = &store.write_within(vec![same], 1).await.unwrap()[..] else { panic!("one write") };
+    let larger = store.update(&key("a"), of_size(4_000), &written.version).await;
+    assert!(matches!(larger, Err(StoreError::Invalid { .. })), "{larger:?}");
+    store.delete(&key("b"), None).await.unwrap();
+    store.update(&key("a"), of_size(3_500), &written.version).await.unwrap();
+}
+
+/// Creations, updates and deletions of any size, refused ones among them.
+#[tokio::test]
+async fn the_used_room_is_what_is_in_the_file() {
+    let store = with_room(60_000, 20_000);
+    let mut state = testkit::random::first_number();
+    // Knuth's MMIX.
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    };
+    for _ in 0..500 {
+        let key = Key::global(Kind::Namespace, format!("n{}", random() % 20));
+        let value = of_size((random() % 8_000) as usize);
+        let write = match (store.get(&key).await.unwrap(), random() % 3) {
+            (None, _) => Write::Create(key, value),
+            (Some(_), 0) => Write::Delete(key, None),
+            (Some(stored), _) => Write::Update(key, value, stored.version),
+        };
+        let _ = store.write_all(vec![write]).await;
+        let found = store.file.read(Usage::read).unwrap();
+        assert_eq!(store.used(), found.objects);
+        assert!(found.objects <= 60_000 && found.log <= 20_000, "{found:?}");
+    }
+    assert!(store.used() > 40_000, "it was nearly full");
+}
+
+#[tokio::test]
+async fn a_log_that_is_too_large_loses_its_oldest_writes() {
+    let store = with_room(1 << 30, 10_000);
+    let key = |number| Key::global(Kind::Namespace, format!("n{number}"));
+    for number in 0..20 {
+        store.create(&key(number), of_size(1_000)).await.unwrap();
+    }
+    let all = [Interest::all(Kind::Namespace)];
+    let resume = async |after| {
+        let mut events = store.watch(&all, Position(after)).await?;
+        events.next().await.unwrap()
+    };
+    assert_eq!(resume(5).await, Err(StoreError::Compacted(Position(5))));
+    let Ok(Event::Put(next)) = resume(15).await else { panic!("it resumes") };
+    assert_eq!(next.key, key(15));
+    // A write that is larger than the log is in it.
+    let last = store.create(&key(99), of_size(50_000)).await.unwrap().position.0;
+    assert!(matches!(resume(last - 1).await, Ok(Event::Put(put)) if put.key == key(99)));
+    assert!(matches!(resume(last - 2).await, Err(StoreError::Compacted(_))));
+}
+
+#[tokio::test]
+async fn a_file_with_too_much_room_is_made_smaller_at_the_next_start() {
+    const OBJECT: usize = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    Embedded::init(&path, None).unwrap();
+    let size = || path.metadata().unwrap().len();
+    let key = |number| Key::global(Kind::Namespace, format!("n{number}"));
+    let open = || {
+        let (file, served) = files::served(&path).unwrap();
+        let room = Room { log: 1 << 20, ..Room::default() };
+        Embedded::over(file, served, room, |latest| latest + 1).unwrap()
+    };
+    let close = |store: Embedded| {
+        let closing = store.closing();
+        drop(store);
+        assert!(closing.wait(std::time::Duration::from_secs(60)));
+    };
+    let store = open();
+    for number in 0..60 {
+        store.create(&key(number), of_size(OBJECT)).await.unwrap();
+    }
+    // The last one keeps the end of the file.
+    for number in 0..59 {
+        store.delete(&key(number), None).await.unwrap();
+    }
+    close(store);
+    let before = size();
+    assert!(before > 60 << 20, "{before}");
+    let store = open();
+    let found = store.list(Kind::Namespace).await.unwrap().items;
+    assert_eq!(
+        found.iter().map(|stored| (&stored.key, &stored.value)).collect::<Vec<_>>(),
+        [(&key(59), &of_size(OBJECT))]
+    );
+    close(store);
+    assert!(size() < 36 << 20, "{before} {}", size());
+}

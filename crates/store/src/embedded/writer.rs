@@ -2,7 +2,7 @@
 //! under load many writes share one flush.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redb::{ReadableTable, ReadableTableMetadata, Table};
 use tokio::sync::mpsc;
@@ -10,7 +10,8 @@ use tortie_api::{Kind, Position};
 
 use super::layout::{LATEST, LOG, OBJECTS};
 use super::replay::replay;
-use super::{Answer, LOG_LENGTH, Latest, MAX_DEPTH, Request, Revision, ServedFile, latest, records};
+use super::usage::{self, Room, Usage};
+use super::{Answer, LOG_LENGTH, Latest, MAX_DEPTH, Request, Revision, ServedFile, latest, layout, records};
 use crate::file::{File, failed};
 use crate::follow::Event;
 use crate::ring::Events;
@@ -26,6 +27,10 @@ pub(super) struct Writer {
     pub(super) served: Arc<ServedFile>,
     /// Watchers have received every event up to here.
     pub(super) sent: Revision,
+    pub(super) room: Room,
+    pub(super) usage: Usage,
+    /// The bytes of the objects, for others.
+    pub(super) used: Arc<AtomicU64>,
 }
 
 impl Writer {
@@ -33,9 +38,10 @@ impl Writer {
         let mut batch = Vec::new();
         while requests.blocking_recv_many(&mut batch, BATCH) > 0 {
             let (requests, answers): (Vec<_>, Vec<_>) =
-                batch.drain(..).map(|request| (request.writes, request.answer)).unzip();
+                batch.drain(..).map(|Request { writes, limit, answer }| ((writes, limit), answer)).unzip();
             match self.write(requests) {
-                Ok((before, events, results)) => {
+                Ok(Done { before, events, answers: results, usage }) => {
+                    self.set_usage(usage);
                     // Watchers may have missed what happened in a failed transaction.
                     match before > self.sent {
                         true => self.catch_up(),
@@ -57,6 +63,19 @@ impl Writer {
         }
     }
 
+    fn set_usage(&mut self, usage: Usage) {
+        let threshold = self.room.quota / 10 * 8;
+        if usage.objects > threshold && self.usage.objects <= threshold {
+            tracing::error!(
+                bytes = usage.objects,
+                quota = self.room.quota,
+                "the store is nearly full: nodes create nothing any more. Delete what nobody needs, or serve it with a larger --quota"
+            );
+        }
+        self.usage = usage;
+        self.used.store(usage.objects, Ordering::Relaxed);
+    }
+
     fn tell(&mut self, events: Vec<Event>) {
         let last = events.last().map_or(0, |event| event.position().0);
         self.sent = self.sent.max(last);
@@ -68,7 +87,13 @@ impl Writer {
     /// Reopens the file. A failed transaction may have been committed all the same; then watchers receive its events.
     fn recover(&mut self) {
         match self.file.reopen() {
-            Ok(()) => self.catch_up(),
+            Ok(()) => {
+                match self.file.read(Usage::read) {
+                    Ok(usage) => self.set_usage(usage),
+                    Err(error) => tracing::error!(%error, "cannot read how much of the store is used"),
+                }
+                self.catch_up();
+            }
             Err(error) => tracing::error!(%error, "cannot open the store's file; Tortie retries"),
         }
     }
@@ -100,9 +125,8 @@ impl Writer {
         }
     }
 
-    /// Executes requests in one transaction. Returns the latest revision before it, the events, and the answer to each
-    /// request.
-    fn write(&self, requests: Vec<Vec<Write>>) -> Result<(Revision, Vec<Event>, Vec<Answer>), StoreError> {
+    /// Executes requests in one transaction, each with the limit of its client.
+    fn write(&self, requests: Vec<(Vec<Write>, u64)>) -> Result<Done, StoreError> {
         self.file.write(|transaction| {
             let mut events = Vec::new();
             let mut answers = Vec::with_capacity(requests.len());
@@ -110,28 +134,51 @@ impl Writer {
                 objects: transaction.open_table(OBJECTS).map_err(failed)?,
                 log: transaction.open_table(LOG).map_err(failed)?,
                 latest: transaction.open_table(LATEST).map_err(failed)?,
+                usage: self.usage,
+                removed: None,
             };
             let before = latest(&tables.latest)?;
-            for writes in requests {
-                answers.push(tables.carry_out_all(writes, &mut events)?);
+            for (writes, limit) in requests {
+                answers.push(tables.carry_out_all(writes, limit, &mut events)?);
             }
-            Ok((before, events, answers))
+            tables.shorten_log(self.room.log)?;
+            let Tables { usage, removed, .. } = tables;
+            removed.map_or(Ok(()), |removed| layout::set_removed(transaction, removed))?;
+            Ok(Done { before, events, answers, usage })
         })
     }
+}
+
+/// The result of a transaction.
+struct Done {
+    /// The latest revision before it.
+    before: Revision,
+    events: Vec<Event>,
+    /// The answer to each request.
+    answers: Vec<Answer>,
+    usage: Usage,
 }
 
 struct Tables<'txn> {
     objects: Table<'txn, (&'static str, &'static str, &'static str), &'static [u8]>,
     log: Table<'txn, Revision, (&'static str, &'static str, &'static str, &'static [u8])>,
     latest: Table<'txn, (), Revision>,
+    usage: Usage,
+    /// The last revision that was removed from the log in this transaction.
+    removed: Option<Revision>,
 }
 
 impl Tables<'_> {
     /// The outer error comes from the file and ends the transaction; the inner one belongs to the request.
-    fn carry_out_all(&mut self, writes: Vec<Write>, events: &mut Vec<Event>) -> Result<Answer, StoreError> {
+    fn carry_out_all(
+        &mut self,
+        writes: Vec<Write>,
+        limit: u64,
+        events: &mut Vec<Event>,
+    ) -> Result<Answer, StoreError> {
         let mut done = Vec::with_capacity(writes.len());
         for write in writes {
-            match self.carry_out(write)? {
+            match self.carry_out(write, limit)? {
                 Ok(event) => {
                     done.push(Written::at(event.position().0));
                     events.push(event);
@@ -142,50 +189,87 @@ impl Tables<'_> {
         Ok(Ok(done))
     }
 
-    fn carry_out(&mut self, write: Write) -> Result<Result<Event, StoreError>, StoreError> {
+    fn carry_out(&mut self, write: Write, limit: u64) -> Result<Result<Event, StoreError>, StoreError> {
         let key = write.key().clone();
         let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
-        let current =
-            self.objects.get(path).map_err(failed)?.map(|record| records::revision(path, record.value()));
-        match (&write, current) {
-            (Write::Create(..), Some(_)) => return Ok(Err(StoreError::AlreadyExists(key))),
-            (Write::Update(..) | Write::Delete(..), None) => return Ok(Err(StoreError::NotFound(key))),
-            (Write::Update(_, _, expected) | Write::Delete(_, Some(expected)), Some(current))
-                if Written::at(current).version != *expected =>
-            {
-                return Ok(Err(StoreError::Conflict(key)));
-            }
-            _ => {}
-        }
-        if let Write::Create(_, value) | Write::Update(_, value, _) = &write
-            && stored_json::is_deeper(value, MAX_DEPTH)
-        {
-            let problem =
-                format!("it is nested deeper than {MAX_DEPTH} levels, and could never be read again");
-            return Ok(Err(StoreError::Invalid { key, problem }));
+        let current = self
+            .objects
+            .get(path)
+            .map_err(failed)?
+            .map(|record| (records::revision(path, record.value()), usage::bytes(path, record.value())));
+        let old = current.map_or(0, |(_, bytes)| bytes);
+        if let Some(error) = refused(&write, current.map(|(revision, _)| revision)) {
+            return Ok(Err(error));
         }
         let revision = latest(&self.latest)? + 1;
-        self.latest.insert((), revision).map_err(failed)?;
         let (plural, namespace, name) = path;
         let event = match write {
             Write::Create(_, value) | Write::Update(_, value, _) => {
                 let json = value.to_string();
                 let object = records::object(path, revision, json.as_bytes());
+                let new = usage::bytes(path, &object);
+                if let Some(problem) = self.usage.refusal(old, new, limit) {
+                    return Ok(Err(StoreError::Invalid { key, problem }));
+                }
+                self.usage.objects = (self.usage.objects + new).saturating_sub(old);
                 self.objects.insert(path, object.as_slice()).map_err(failed)?;
-                let logged = records::logged(path, revision, json.as_bytes());
-                self.log.insert(revision, (plural, namespace, name, logged.as_slice())).map_err(failed)?;
+                self.log(path, revision, json.as_bytes())?;
                 Event::Put(Stored::new(key, value, Written::at(revision)))
             }
             Write::Delete(..) => {
-                self.objects.remove(path).map_err(failed)?;
-                let logged = records::logged(path, revision, &[]);
-                self.log.insert(revision, (plural, namespace, name, logged.as_slice())).map_err(failed)?;
+                self.usage.objects = self.usage.objects.saturating_sub(old);
+                self.objects.remove((plural, namespace, name)).map_err(failed)?;
+                self.log(path, revision, &[])?;
                 Event::Deleted { key, position: Position(revision) }
             }
         };
-        if self.log.len().map_err(failed)? > LOG_LENGTH {
-            self.log.pop_first().map_err(failed)?;
-        }
+        self.latest.insert((), revision).map_err(failed)?;
         Ok(Ok(event))
+    }
+
+    fn log(&mut self, path: records::Path<'_>, revision: Revision, json: &[u8]) -> Result<(), StoreError> {
+        let logged = records::logged(path, revision, json);
+        self.usage.log += usage::bytes(path, &logged);
+        let (plural, namespace, name) = path;
+        self.log.insert(revision, (plural, namespace, name, logged.as_slice())).map_err(failed)?;
+        Ok(())
+    }
+
+    /// Removes the oldest writes of the log, but not the last one.
+    fn shorten_log(&mut self, max_bytes: u64) -> Result<(), StoreError> {
+        loop {
+            let length = self.log.len().map_err(failed)?;
+            if length <= 1 || (length <= LOG_LENGTH && self.usage.log <= max_bytes) {
+                return Ok(());
+            }
+            let Some((revision, entry)) = self.log.pop_first().map_err(failed)? else { return Ok(()) };
+            let (plural, namespace, name, record) = entry.value();
+            let bytes = usage::bytes((plural, namespace, name), record);
+            self.usage.log = self.usage.log.saturating_sub(bytes);
+            self.removed = Some(revision.value());
+        }
+    }
+}
+
+/// Why a write is not done, if its object has this revision.
+fn refused(write: &Write, current: Option<Revision>) -> Option<StoreError> {
+    let key = || write.key().clone();
+    match (write, current) {
+        (Write::Create(..), Some(_)) => return Some(StoreError::AlreadyExists(key())),
+        (Write::Update(..) | Write::Delete(..), None) => return Some(StoreError::NotFound(key())),
+        (Write::Update(_, _, expected) | Write::Delete(_, Some(expected)), Some(current))
+            if Written::at(current).version != *expected =>
+        {
+            return Some(StoreError::Conflict(key()));
+        }
+        _ => {}
+    }
+    match write {
+        Write::Create(_, value) | Write::Update(_, value, _) if stored_json::is_deeper(value, MAX_DEPTH) => {
+            let problem =
+                format!("it is nested deeper than {MAX_DEPTH} levels, and could never be read again");
+            Some(StoreError::Invalid { key: key(), problem })
+        }
+        _ => None,
     }
 }

@@ -118,6 +118,16 @@ impl Role {
         }
     }
 
+    /// Up to how many percent the client may fill the store. So nodes leave room for the controllers, and these for operators, who mend
+    /// it.
+    pub(crate) fn share(&self) -> u64 {
+        match self {
+            Self::Node(_) | Self::None(_) => 80,
+            Self::Controllers => 90,
+            Self::Operator(_) => 100,
+        }
+    }
+
     /// # Errors
     /// The client may not read this object.
     pub(crate) fn may_get(&self, key: &Key) -> Result<(), StoreError> {

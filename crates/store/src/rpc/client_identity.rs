@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::AttributeTypeAndValue;
 
+use super::revocation::CertificateId;
 use crate::StoreError;
 
 const NODES: &str = "tortie:nodes";
@@ -96,13 +97,15 @@ pub(crate) struct Client {
     pub(crate) role: Role,
     /// The end of its certificate.
     pub(crate) expires: Option<SystemTime>,
+    /// Its certificate.
+    pub(crate) certificate: Option<CertificateId>,
 }
 
 impl Client {
     /// A peer of the Unix socket.
     #[cfg(any(unix, test))]
     pub(crate) fn on_socket() -> Self {
-        Self { role: Role::Operator("on the Unix socket".to_owned()), expires: None }
+        Self { role: Role::Operator("on the Unix socket".to_owned()), expires: None, certificate: None }
     }
 
     /// The owner of a certificate (DER).
@@ -123,6 +126,7 @@ impl Client {
         Ok(Self {
             role: role.unwrap_or_else(|| Role::None(subject.to_string())),
             expires: SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(end)),
+            certificate: Some(CertificateId::of(&certificate)),
         })
     }
 }

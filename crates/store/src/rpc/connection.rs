@@ -1,5 +1,5 @@
 //! A connection of a client that has proved who it is. It ends when its client takes nothing for too long, and when the
-//! client's certificate expires.
+//! client's certificate expires or is revoked.
 
 use std::io;
 use std::pin::Pin;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
+use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Sleep, sleep};
@@ -29,6 +30,10 @@ pub(crate) struct Connection<S> {
     stalled: Option<Pin<Box<Sleep>>>,
     /// The end of the client's certificate.
     expires: Option<Pin<Box<Sleep>>>,
+    /// The revocation of the client's certificate.
+    revoked: Option<BoxFuture<'static, ()>>,
+    /// Why the client may not go on, since it may not.
+    ended: Option<&'static str>,
     /// Counts the connection, as long as it exists.
     _permit: Option<Permit>,
 }
@@ -37,7 +42,32 @@ impl<S> Connection<S> {
     pub(crate) fn new(stream: S, client: Client, write_timeout: Duration, permit: Option<Permit>) -> Self {
         let left = client.expires.map(|end| end.duration_since(SystemTime::now()).unwrap_or_default());
         let expires = left.map(|left| Box::pin(sleep(left)));
-        Self { stream, client: Arc::new(client), write_timeout, stalled: None, expires, _permit: permit }
+        let client = Arc::new(client);
+        let (stalled, revoked, ended) = Default::default();
+        Self { stream, client, write_timeout, stalled, expires, revoked, ended, _permit: permit }
+    }
+
+    /// Ends the connection when its client's certificate is revoked.
+    pub(crate) fn until(self, revoked: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self { revoked: Some(Box::pin(revoked)), ..self }
+    }
+
+    /// Why the client may not go on.
+    fn has_ended(&mut self, context: &mut Context<'_>) -> Option<&'static str> {
+        if self.ended.is_none() {
+            self.ended = self.ends(context);
+        }
+        self.ended
+    }
+
+    fn ends(&mut self, context: &mut Context<'_>) -> Option<&'static str> {
+        if let Some(expires) = &mut self.expires
+            && expires.as_mut().poll(context).is_ready()
+        {
+            return Some("the client's certificate has expired");
+        }
+        let revoked = self.revoked.as_mut()?;
+        revoked.as_mut().poll(context).is_ready().then_some("the client's certificate is revoked")
     }
 
     /// Fails if the client has taken nothing for too long.
@@ -68,11 +98,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some(expires) = &mut self.expires
-            && expires.as_mut().poll(context).is_ready()
-        {
-            tracing::info!(client = %self.client.role, "the client's certificate has expired; its connection is closed");
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the certificate has expired")));
+        if let Some(why) = self.has_ended(context) {
+            tracing::info!(client = %self.client.role, "{why}; its connection is closed");
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)
     }

@@ -15,17 +15,20 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
 
 use super::client_identity::Client;
 use super::connection::{Connection, Permit};
+use super::revocation::Revocations;
 use super::tls::Reloaded;
 
 /// The pause after a failed accept: without descriptors, it would fail again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often the list of revoked certificates is read, besides for each new connection.
+const REVOCATION_INTERVAL: Duration = Duration::from_secs(5);
 /// The descriptors that TCP leaves to the rest of the process: its files, and operators on the Unix socket.
 const RESERVED: u64 = 128;
 /// The default of [`Limits::connections`], if there are enough descriptors.
@@ -85,6 +88,7 @@ impl Limits {
 pub(crate) struct TlsListener {
     listener: TcpListener,
     tls: Reloaded<ServerConfig>,
+    revocations: Revocations,
     limits: Limits,
     /// The clients that prove who they are.
     handshakes: JoinSet<io::Result<(TlsStream<TcpStream>, Client)>>,
@@ -96,10 +100,15 @@ pub(crate) struct TlsListener {
 }
 
 impl TlsListener {
-    pub(crate) fn new(listener: TcpListener, tls: Reloaded<ServerConfig>, limits: Limits) -> Self {
+    pub(crate) fn new(
+        listener: TcpListener,
+        tls: Reloaded<ServerConfig>,
+        revocations: Revocations,
+        limits: Limits,
+    ) -> Self {
         let connections = Arc::new(Semaphore::new(limits.connections));
         let (handshakes, order, of_clients) = Default::default();
-        Self { listener, tls, limits, handshakes, order, connections, of_clients }
+        Self { listener, tls, revocations, limits, handshakes, order, connections, of_clients }
     }
 
     /// The connections, for ever.
@@ -111,8 +120,10 @@ impl TlsListener {
     }
 
     async fn next(&mut self) -> Connection<TlsStream<TcpStream>> {
+        let mut look = interval(REVOCATION_INTERVAL);
         loop {
             tokio::select! {
+                _ = look.tick() => self.revocations.refresh(&self.tls.authorities()),
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => self.begin(stream, peer),
                     Err(error) => pause(&error).await,
@@ -159,6 +170,11 @@ impl TlsListener {
         stream: TlsStream<TcpStream>,
         client: Client,
     ) -> Option<Connection<TlsStream<TcpStream>>> {
+        self.revocations.refresh(&self.tls.authorities());
+        if client.certificate.as_ref().is_some_and(|certificate| self.revocations.is_revoked(certificate)) {
+            tracing::warn!(client = %client.role, "the client's certificate is revoked; the client is disconnected");
+            return None;
+        }
         let refuse = |limit: usize, what: &str| tracing::warn!(limit, client = %client.role, "{what}; the client is disconnected");
         let Ok(one_of_all) = self.connections.clone().try_acquire_owned() else {
             refuse(self.limits.connections, "too many connections");
@@ -173,7 +189,13 @@ impl TlsListener {
             return None;
         };
         let permit = Permit { _of_all: one_of_all, _of_client: one_of_client };
-        Some(Connection::new(stream, client, self.limits.write_timeout, Some(permit)))
+        let revocation =
+            client.certificate.clone().map(|certificate| self.revocations.revocation(certificate));
+        let connection = Connection::new(stream, client, self.limits.write_timeout, Some(permit));
+        Some(match revocation {
+            Some(revocation) => connection.until(revocation),
+            None => connection,
+        })
     }
 }
 

@@ -20,7 +20,8 @@ use super::message::{
     self, BackupReply, BackupRequest, BarrierReply, BarrierRequest, EncodedEvent, GetReply, GetRequest,
     ListReply, ListRequest, Refusal, WatchRequest, WriteReply, WriteRequest,
 };
-use super::tls::{Certificates, Reloaded, for_server};
+use super::revocation::Revocations;
+use super::tls::{Reloaded, ServerIdentity, for_server};
 use crate::{PageToken, Source, Stopped, StoreError, Write, Written};
 
 /// The maximum size of an object as JSON text: about what etcd takes in a request, so that objects fit into other datastores, too.
@@ -53,20 +54,22 @@ pub async fn serve_unix(store: Arc<dyn Source>, path: &std::path::Path) -> Resul
 /// Serves the store on TCP, to clients with a certificate of the authority, until the future is dropped.
 ///
 /// # Errors
-/// The address cannot be listened on, or the certificates are invalid.
+/// The address cannot be listened on, or the certificates or the list of revoked ones are invalid.
 pub async fn serve_tls(
     store: Arc<dyn Source>,
     address: SocketAddr,
-    certificates: Certificates,
+    identity: ServerIdentity,
     limits: Limits,
 ) -> Result<(), StoreError> {
     let unusable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{address}: {error}"));
+    let ServerIdentity { certificates, revoked } = identity;
     let tls = Reloaded::new(certificates, for_server)?;
+    let revocations = Revocations::new(revoked, &tls.authorities())?;
     let listener = TcpListener::bind(address).await.map_err(|error| unusable(&error))?;
     Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .add_service(service(store))
-        .serve_with_incoming(TlsListener::new(listener, tls, limits).incoming())
+        .serve_with_incoming(TlsListener::new(listener, tls, revocations, limits).incoming())
         .await
         .map_err(|error| unusable(&error))
 }
@@ -197,11 +200,18 @@ impl Offered {
         let refused = writes.iter().map(|write| role.may_write(write).err()).enumerate();
         let Some((index, error)) = refused.into_iter().find_map(|(index, error)| Some((index, error?)))
         else {
-            return self.0.write_all(writes).await;
+            return self.write_within_share(role, writes).await;
         };
         writes.truncate(index);
-        let done = if writes.is_empty() { Vec::new() } else { self.0.write_all(writes).await? };
+        let done = if writes.is_empty() { Vec::new() } else { self.write_within_share(role, writes).await? };
         Err(Stopped { done, error })
+    }
+
+    async fn write_within_share(&self, role: &Role, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
+        match self.0.embedded() {
+            Some(store) => store.write_within(writes, role.share()).await,
+            None => self.0.write_all(writes).await,
+        }
     }
 }
 

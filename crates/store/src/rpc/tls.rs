@@ -87,6 +87,27 @@ impl From<TlsFiles> for Certificates {
     }
 }
 
+/// The certificates of a service, and those that it does not accept any more.
+pub struct ServerIdentity {
+    pub(crate) certificates: Certificates,
+    /// The file with the authority's list of revoked certificates (CRL, PEM).
+    pub(crate) revoked: Option<PathBuf>,
+}
+
+impl<C: Into<Certificates>> From<C> for ServerIdentity {
+    fn from(certificates: C) -> Self {
+        Self { certificates: certificates.into(), revoked: None }
+    }
+}
+
+impl ServerIdentity {
+    /// Refuses the certificates of clients that the authority's list in a file (CRL, PEM) names.
+    #[must_use]
+    pub fn with_revoked(self, revoked: Option<PathBuf>) -> Self {
+        Self { revoked, ..self }
+    }
+}
+
 /// A configuration that follows the files of its certificates.
 pub(crate) struct Reloaded<C> {
     certificates: Certificates,
@@ -107,6 +128,11 @@ impl<C> Reloaded<C> {
         };
         let config = Arc::new(build(&identity)?);
         Ok(Self { certificates, build, current: Mutex::new((identity, config)) })
+    }
+
+    /// The certificates of the authorities in use (PEM).
+    pub(crate) fn authorities(&self) -> String {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).0.authority.clone()
     }
 
     /// The configuration for a new connection. Files that are missing or do not fit together, for instance because they

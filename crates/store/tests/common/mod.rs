@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType, IsCa,
+    KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber,
+};
 use tokio_rustls::rustls::client::WantsClientCert;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use tortie_api::Kind;
-use tortie_store::rpc::{Limits, Remote, TlsIdentity, operator_subject, serve_tls};
+use tortie_store::rpc::{CertificateId, Limits, Remote, TlsIdentity, operator_subject, serve_tls};
 use tortie_store::{Embedded, Source, Store};
 
 /// A port of a loopback address that no other test of this process uses.
@@ -63,6 +66,28 @@ impl Authority {
         let certificate = params.signed_by(&key, &self.0).unwrap();
         TlsIdentity { authority: self.0.pem(), certificate: certificate.pem(), key: key.serialize_pem() }
     }
+}
+
+/// A list (PEM) of these revoked certificates.
+pub(crate) fn revocation_list(authority: &Authority, revoked: &[&TlsIdentity]) -> String {
+    let revoked = revoked.iter().map(|identity| {
+        let id = CertificateId::of_pem(&identity.certificate, &identity.authority).unwrap();
+        RevokedCertParams {
+            serial_number: SerialNumber::from_slice(id.serial()),
+            revocation_time: rcgen::date_time_ymd(2026, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        }
+    });
+    let params = CertificateRevocationListParams {
+        this_update: rcgen::date_time_ymd(2026, 1, 1),
+        next_update: rcgen::date_time_ymd(2026, 1, 2),
+        crl_number: SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: revoked.collect(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    params.signed_by(&authority.0).unwrap().pem().unwrap()
 }
 
 /// The configuration of a client for TLS, with the certificate of an identity.

@@ -156,7 +156,7 @@ impl<'a> Reconciliation<'a> {
         }
         known.found = synced?;
         *named = list.set_ids();
-        let ports = Mappings::of(job.endpoint, self.node.underlay);
+        let ports = Mappings::of(job.endpoint, self.node.underlay, &self.node.state.settings);
         known.host_ports = ports.sync(hcn, &found, &job.id, self.node.state)?;
         // Another CNI plugin has its own configuration for this.
         if found.id == endpoint_id(&job.endpoint.container_id) {

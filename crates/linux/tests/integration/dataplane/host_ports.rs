@@ -129,6 +129,41 @@ fn the_first_of_two_pods_has_the_port_and_the_second_gets_it_afterwards() {
     assert!(seen(connect(), &servers[1]).is_some());
 }
 
+/// The test listens on these ports of the node, and a pod of a tenant would take their connections.
+#[test]
+fn ports_of_the_nodes_own_programs_lead_to_no_pod() {
+    let ([mut node, outside], [pod, other]) = node_with_two_pods();
+    let served = listen(&pod, 80);
+    let ports = [22, 10250, 8080];
+    let of_node = |port: u16| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
+    let own = node.namespace.run(|| [22, 10250].map(of_node)).unwrap();
+    let [condition] =
+        &want(&mut node, &pod, &ports.map(|port| tcp(None, port, 80))).endpoints[&pod.id()][..].to_vec()[..]
+    else {
+        panic!("not one condition")
+    };
+    assert_eq!(condition.reason, Reason::HostPortNotServed);
+    assert!(condition.message.contains("hostPort 22/TCP is not served: it is in failsafe"), "{condition:?}");
+    let to = node_address(1);
+    let from = |namespace: &tortie_kernel::namespace::NetNs, port| {
+        namespace.run(|| TcpStream::connect_timeout(&SocketAddr::from((to, port)), TIMEOUT)).unwrap().ok()
+    };
+    for (server, port) in own.iter().zip(ports) {
+        assert!(seen(from(&outside.namespace, port), server).is_some(), "{port} from outside");
+        assert!(seen(other.connect(to, port), server).is_some(), "{port} from another pod");
+        assert!(seen(from(&node.namespace, port), server).is_some(), "{port} from the node");
+    }
+    assert!(seen(from(&outside.namespace, 8080), &served).is_some(), "another port");
+
+    // An operator gives the port away, and the pod has it at once. The kubelet's stays.
+    node.change(|state| {
+        Arc::make_mut(&mut state.settings).failsafe_inbound.retain(|failsafe| failsafe.port != 22)
+    });
+    assert!(seen(from(&outside.namespace, 22), &served).is_some());
+    assert!(seen(from(&outside.namespace, 10250), &own[1]).is_some());
+    assert!(node.resync().endpoints[&pod.id()][0].message.contains("hostPort 10250/TCP"));
+}
+
 #[test]
 fn datagrams_to_a_port_of_the_node_reach_the_pod_and_answers_come_from_the_node() {
     let underlay = Underlay::new();

@@ -7,6 +7,7 @@ mod connections;
 mod dual_stack;
 mod foreign;
 mod foreign_tables;
+mod hold;
 mod host_flows;
 mod host_ports;
 mod hosts;

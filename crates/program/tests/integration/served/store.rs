@@ -64,7 +64,8 @@ fn machines_share_a_datastore_by_certificates() {
     expect(folder, "certs authority", 0, "tortie-certs/authority.key");
     expect(folder, "certs authority", 1, "--renew replaces a certificate");
     expect(folder, "certs authority --renew", 1, "makes all certificates invalid");
-    expect(folder, "certs node a/b", 1, "cannot be a part");
+    expect(folder, "certs node a/b", 1, "\"a/b\" is no name of a Node");
+    expect(folder, "certs operator ../ann", 1, "is no name of an operator");
     expect(folder, "certs authority --dir other", 0, "other/authority.crt");
     for line in
         ["store", "node one", "controllers", "operator ann", "node late --days 1", "operator eve --dir other"]
@@ -82,8 +83,11 @@ fn machines_share_a_datastore_by_certificates() {
             "--tls-authority {dir}/authority.crt --tls-certificate {dir}/{name}.crt --tls-key {dir}/{name}.key"
         )
     };
+    expect(folder, "certs operator bob", 0, "operator-bob.crt");
+    expect(folder, "certs revoke other/operator-eve.crt", 1, "another authority has issued");
+    expect(folder, "certs revoke tortie-certs/operator-bob.crt", 0, "authority.crl: 1 revoked");
     let line = format!(
-        "store serve --data d/s.redb --socket s.sock --listen {address} {}",
+        "store serve --data d/s.redb --socket s.sock --listen {address} --tls-revoked tortie-certs/authority.crl {}",
         files("tortie-certs", "store")
     );
     expect(folder, "store init --data d/s.redb", 0, "created in d/s.redb");
@@ -100,6 +104,13 @@ fn machines_share_a_datastore_by_certificates() {
     expect(folder, &on("tortie-certs", "node-one", "delete gns s"), 1, "node one may not delete");
     expect(folder, &on("tortie-certs", "controllers", "get gns"), 0, "s");
     expect(folder, &on("other", "operator-eve", "get nodes"), 1, "error: ");
+    expect(folder, &on("tortie-certs", "operator-bob", "get nodes"), 1, "error: ");
+    expect(folder, &on("tortie-certs", "node-late", "get nodes"), 0, "one");
+    expect(folder, "certs revoke tortie-certs/node-late.crt tortie-certs/operator-bob.crt", 0, "2 revoked");
+    expect(folder, &on("tortie-certs", "node-late", "get nodes"), 1, "error: ");
+    expect(folder, &on("tortie-certs", "node-one", "get nodes"), 0, "one");
+    // The certificate of the service is for no client, and that of a client for no service.
+    expect(folder, &on("tortie-certs", "store", "get nodes"), 1, "error: ");
     expect(folder, "get nodes --store unix:s.sock", 0, "one");
     end(running);
     assert!(!folder.join("s.sock").exists());

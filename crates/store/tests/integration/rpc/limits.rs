@@ -271,3 +271,35 @@ async fn a_burst_ends_no_watch() {
         }
     }
 }
+
+/// Nodes leave room for the controllers, and these for operators, who mend a full store.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_fill_a_store_less_than_controllers_and_operators() {
+    let (dir, authority) = (tempfile::tempdir().unwrap(), crate::common::Authority::new());
+    let path = dir.path().join("store");
+    tortie_store::Embedded::init(&path, None).unwrap();
+    let store = Arc::new(tortie_store::Embedded::open_with_quota(&path, 10_000).unwrap());
+    let address = crate::common::free_address();
+    tokio::spawn(tortie_store::rpc::serve_tls(store, address, authority.server().into(), limits()));
+    let client = |subject| Remote::tls(&address.to_string(), authority.issue(subject)).unwrap();
+    let (controllers, operator) = (
+        client(tortie_store::rpc::controllers_subject()),
+        client(tortie_store::rpc::operator_subject("ann")),
+    );
+    let operator = answering(operator).await;
+    let of_size = |name: &str, bytes: usize| json!({"metadata": {"name": name, "note": "x".repeat(bytes)}});
+    let create = async |store: &dyn Store, name: &str, bytes| {
+        store.create(&Key::global(Kind::IpamHandle, name), of_size(name, bytes)).await
+    };
+    create(&*operator, "first", 7_000).await.unwrap();
+    let refused = create(&client(node_subject("one")), "one", 1_500).await;
+    let is_full = |refused: &Result<_, StoreError>| matches!(refused, Err(StoreError::Invalid { problem, .. }) if problem.contains("the store is full"));
+    assert!(is_full(&refused), "{refused:?}");
+    create(&client(node_subject("one")), "one", 100).await.unwrap();
+    create(&controllers, "two", 1_200).await.unwrap();
+    let refused = create(&controllers, "three", 1_000).await;
+    assert!(is_full(&refused), "{refused:?}");
+    create(&*operator, "three", 1_000).await.unwrap();
+    operator.delete(&Key::global(Kind::IpamHandle, "first"), None).await.unwrap();
+    create(&client(node_subject("four")), "four", 1_500).await.unwrap();
+}

@@ -2,3 +2,4 @@
 
 mod authorization;
 mod limits;
+mod revocation;

@@ -107,6 +107,7 @@ fn what_hns_cannot_map_is_refused_by_name() {
         sctp,
         tcp(8080, 80),
         at("172.16.0.3", 8080),
+        tcp(10250, 80),
     ];
     let report = node.apply(&[wants(5, &ports)]);
     let found = conditions(&report, 5);
@@ -117,6 +118,7 @@ fn what_hns_cannot_map_is_refused_by_name() {
         "hostPort 3/TCP: hostIP fd00::1",
         "hostPort 9/SCTP: HNS maps ports of TCP and UDP only",
         "hostPort 8080/TCP: HNS maps a port of the node once",
+        "hostPort 10250/TCP: it belongs to the kubelet",
     ];
     assert_eq!(found.len(), parts.len(), "{found:?}");
     for part in parts {
