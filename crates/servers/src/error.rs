@@ -1,5 +1,7 @@
 //! Errors of this crate.
 
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use thiserror::Error;
@@ -59,7 +61,10 @@ pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Erro
     |source| Error::Io { what, source }
 }
 
-/// Writes a file.
+/// Writes a file that only its owner may read: many have keys or tokens.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), Error> {
-    std::fs::write(path, text).map_err(io(format!("writing {}", path.display())))
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let written = options.open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(io(format!("writing {}", path.display())))
 }

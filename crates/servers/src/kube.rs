@@ -1,5 +1,6 @@
 //! The Kubernetes API on a real etcd, optionally with its controllers and scheduler.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rcgen::KeyPair;
+use uuid::Uuid;
 
 use crate::authority::file_name;
 use crate::error::write;
@@ -51,6 +53,7 @@ pub struct KubeApi {
     scheduler: Option<Server>,
     address: SocketAddrV4,
     authority: Authority,
+    tokens: Tokens,
     binary: PathBuf,
     folder: PathBuf,
     guard: Arc<Guard>,
@@ -93,10 +96,11 @@ impl KubeApi {
 
         let mut users = vec![(ADMIN.to_owned(), vec!["system:masters".to_owned()])];
         users.extend(options.users.iter().cloned());
-        write(&folder.join("tokens.csv"), &tokens(&users))?;
+        let tokens = Tokens::new(&users);
+        write(&folder.join("tokens.csv"), &tokens.file(&users))?;
         for (user, _) in &users {
             let path = kubeconfig_path(&folder, user);
-            write(&path, &kubeconfig(address, &authority.certificate(), user))?;
+            write(&path, &kubeconfig(address, &authority.certificate(), &tokens.of(user)))?;
         }
         let accounts = ServiceAccountKey::new(&folder)?;
         let server = authority.server_at("kube-apiserver", &[*address.ip(), SERVICE])?;
@@ -140,7 +144,7 @@ impl KubeApi {
         for server in controllers.iter().chain(&scheduler) {
             server.wait_until_ready()?;
         }
-        Ok(Self { etcd, api, controllers, scheduler, address, authority, binary, folder, guard })
+        Ok(Self { etcd, api, controllers, scheduler, address, authority, tokens, binary, folder, guard })
     }
 
     /// The API server.
@@ -188,7 +192,7 @@ impl KubeApi {
     /// The bearer token of a user.
     #[must_use]
     pub fn token(&self, user: &str) -> String {
-        token(user)
+        self.tokens.of(user)
     }
 
     /// The kubeconfig file of the administrator.
@@ -211,7 +215,7 @@ impl KubeApi {
     pub fn kubeconfig_at(&self, user: &str, port: u16) -> Result<PathBuf, Error> {
         let path = self.folder.join(format!("{}-{port}.kubeconfig", file_name(user)));
         let address = SocketAddrV4::new(*self.address.ip(), port);
-        write(&path, &kubeconfig(address, &self.authority.certificate(), user))?;
+        write(&path, &kubeconfig(address, &self.authority.certificate(), &self.tokens.of(user)))?;
         Ok(path)
     }
 
@@ -368,23 +372,35 @@ fn scheduler_flags(port: u16, kubeconfig: &Path) -> Vec<String> {
     ]
 }
 
-fn token(user: &str) -> String {
-    format!("token-of-{}", file_name(user))
-}
+/// The bearer tokens of users. Nobody can guess them, because pods of a lab reach its API server.
+struct Tokens(BTreeMap<String, String>);
 
-/// The file of `--token-auth-file`: token, user, uid, groups.
-fn tokens(users: &[(String, Vec<String>)]) -> String {
-    users
-        .iter()
-        .map(|(user, groups)| format!("{},{user},uid-of-{user},\"{}\"\n", token(user), groups.join(",")))
-        .collect()
+impl Tokens {
+    fn new(users: &[(String, Vec<String>)]) -> Self {
+        Self(users.iter().map(|(user, _)| (user.clone(), Uuid::new_v4().simple().to_string())).collect())
+    }
+
+    /// That of a user whom the server does not know is known to nobody.
+    fn of(&self, user: &str) -> String {
+        self.0.get(user).cloned().unwrap_or_else(|| Uuid::new_v4().simple().to_string())
+    }
+
+    /// The file of `--token-auth-file`: token, user, uid, groups.
+    fn file(&self, users: &[(String, Vec<String>)]) -> String {
+        users
+            .iter()
+            .map(|(user, groups)| {
+                format!("{},{user},uid-of-{user},\"{}\"\n", self.of(user), groups.join(","))
+            })
+            .collect()
+    }
 }
 
 fn kubeconfig_path(folder: &Path, user: &str) -> PathBuf {
     folder.join(format!("{}.kubeconfig", file_name(user)))
 }
 
-fn kubeconfig(address: SocketAddrV4, authority: &Path, user: &str) -> String {
+fn kubeconfig(address: SocketAddrV4, authority: &Path, token: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Config
@@ -403,7 +419,7 @@ contexts:
   context: {{cluster: test, user: user}}
 ",
         authority.display(),
-        token(user)
+        token
     )
 }
 

@@ -273,7 +273,7 @@ pub(crate) fn connect(from: &NetNs, near: &str, to: &NetNs, far: &str) {
 }
 
 /// Makes a server on the loopback interface of the test reachable under the same address in a namespace.
-fn relay(namespace: &NetNs, port: u16) {
+pub(crate) fn relay(namespace: &NetNs, port: u16) {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let listener = namespace.run(|| TcpListener::bind(address).unwrap()).unwrap();
     std::thread::spawn(move || {

@@ -19,4 +19,5 @@ mod log_level;
 mod musts;
 mod node;
 mod policy_only;
+mod secrets;
 mod without_table;
