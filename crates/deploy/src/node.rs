@@ -309,6 +309,27 @@ mod tests {
             assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
         }
         assert_eq!(spec["initContainers"][0]["securityContext"]["capabilities"]["add"], Value::Null);
+        let added = |values: &Values| {
+            let [.., agents] = &objects(values)[..] else { panic!("no objects") };
+            agents["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"]
+                .clone()
+        };
+        assert_eq!(sorted(&added(&values)), ["NET_ADMIN", "NET_BIND_SERVICE", "NET_RAW", "SYS_ADMIN"]);
+        let policy_only = Values {
+            policy_only: true,
+            pod_interface_prefix: Some("eni,veth".to_owned()),
+            ..Values::default()
+        };
+        assert_eq!(sorted(&added(&policy_only)), ["NET_ADMIN", "NET_RAW"]);
+        let cleanup =
+            &contexts(&cleanup(&values, false)["spec"]["template"]["spec"])[0]["capabilities"]["add"];
+        assert_eq!(sorted(cleanup), ["NET_ADMIN"]);
+    }
+
+    fn sorted(names: &Value) -> Vec<&str> {
+        let mut names: Vec<&str> = names.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        names.sort_unstable();
+        names
     }
 
     /// Agents that only enforce policy get no folder of the container runtime but what plugins have answered, and create no pool.
