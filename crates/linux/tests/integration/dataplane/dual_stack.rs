@@ -106,7 +106,7 @@ pub(crate) fn reaches_v6(from: &NetNs, to: Ipv6Addr, port: u16) -> bool {
     answers(&stream)
 }
 
-fn is_cut_off_v6(from: &NetNs, to: Ipv6Addr, port: u16) -> bool {
+pub(crate) fn is_cut_off_v6(from: &NetNs, to: Ipv6Addr, port: u16) -> bool {
     from.run(|| TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).is_err()).unwrap()
 }
 

@@ -1,9 +1,17 @@
 //! Tables that close pods before the node's state is known.
 
-use tortie_dataplane::{Dataplane as _, Hold, NodeState, SavedState};
+use std::process::Command;
+use std::sync::Arc;
+
+use tortie_api::net::Protocol;
+use tortie_dataplane::{Dataplane as _, Hold, HostPort, NodeState, SavedState};
 use tortie_kernel::namespace::NetNs;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::{Config, HeldTable};
+use tortie_policy::program::EndOfTier;
+
+use super::dual_stack::{dual_nodes, is_cut_off_v6, pod_v6, reaches_v6};
+use crate::common::cluster::*;
 
 #[test]
 fn a_held_table_counts_as_none_until_the_state_is_in_force() {
@@ -25,4 +33,47 @@ fn a_held_table_counts_as_none_until_the_state_is_in_force() {
         "{report:?}"
     );
     assert!(!hold(&mut open()), "a process after the state was in force");
+}
+
+fn remove_table(namespace: &NetNs) {
+    let mut command = Command::new("nft");
+    command.args(["delete", "table", "inet", "tortie"]);
+    let removed = namespace.enter_on_spawn(&mut command).unwrap().status().unwrap();
+    assert!(removed.success());
+}
+
+/// Policy denies ingress to the pod. Its flow from before continues, as after a change of policy (decision 20).
+#[test]
+fn closed_pods_are_closed_for_both_families_and_by_ports_of_the_node() {
+    let ([mut node, other], [pod, remote]) = dual_nodes();
+    let to_node = |port| other.namespace.run(|| connect(node_address(1), port)).unwrap();
+    let port = HostPort { protocol: Protocol::TCP, address: None, port: 8080, pod_port: 80 };
+    node.change(|state| {
+        let endpoint = Arc::make_mut(state.endpoints.get_mut(&pod.id()).unwrap());
+        endpoint.host_ports = [port].into();
+    });
+    assert!(remote.reaches(&pod, 80) && reaches_v6(&remote.namespace, pod_v6(&pod), 81));
+    assert!(to_node(8080).is_some_and(|stream| answers(&stream)));
+    let established = remote.connect(pod.address, 80).unwrap();
+    node.program(&pod, ingress(&[], EndOfTier::Deny));
+    let saved = SavedState::of(&node.state).into_state();
+    let Node { namespace, dataplane, .. } = node;
+    drop(dataplane);
+
+    remove_table(&namespace);
+    assert!(remote.reaches(&pod, 80), "nothing is closed without the table");
+    let mut held = namespace.run(|| HeldTable::open(Config::default()).unwrap()).unwrap();
+    assert!(namespace.run(|| held.hold(&saved).unwrap()).unwrap());
+    assert!(remote.is_cut_off(pod.address, 80), "IPv4, by VXLAN");
+    assert!(is_cut_off_v6(&remote.namespace, pod_v6(&pod), 81), "IPv6, by VXLAN");
+    assert!(other.is_cut_off(node_address(1), 8080), "by the port of the node");
+    assert!(
+        namespace.run(|| !is_cut_off(pod.address, 80)).unwrap(),
+        "its own node, whose probes pass (decision 2)"
+    );
+    assert!(answers(&established), "a flow from before");
+    assert!(
+        pod.reaches(&remote, 80) && reaches_v6(&pod.namespace, pod_v6(&remote), 81),
+        "no policy for egress"
+    );
 }
