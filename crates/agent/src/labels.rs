@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tortie_api::{Key, Kind};
 use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{COPIED_FROM, Change, Interest, Store, StoreError, Stored, pod_of};
@@ -21,30 +22,66 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String, mut in_force: watch
     let mut backoff = Backoff::new(random_seed());
     // The pod and the endpoint.
     let mut endpoints = BTreeSet::new();
-    while let Some(change) = changes.next().await {
-        let due: Vec<Key> = match change {
-            Change::Put(pod) if pod.key.kind == Kind::Pod => {
-                let of_pod = endpoints.iter().filter(|(of, _)| *of == pod.key);
-                of_pod.map(|(_, endpoint): &(Key, Key)| endpoint.clone()).collect()
+    // One endpoint that the datastore refuses holds no other one up.
+    let (mut failed, mut retry_at) = (BTreeSet::new(), None);
+    loop {
+        let due: BTreeSet<Key> = tokio::select! {
+            change = changes.next() => match change {
+                Some(change) => concerned(change, &mut endpoints),
+                None => return,
+            },
+            () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                retry_at = None;
+                std::mem::take(&mut failed)
             }
-            Change::Put(endpoint) => {
-                endpoints.insert((pod_of(&endpoint), endpoint.key.clone()));
-                vec![endpoint.key]
-            }
-            Change::Gone { key, .. } => {
-                endpoints.retain(|(_, endpoint)| *endpoint != key);
-                continue;
-            }
-            _ => continue,
         };
+        if due.is_empty() {
+            continue;
+        }
         // Nothing is written to a locked datastore. Without the dataplane, the agent ends.
         let _ = in_force.wait_for(|now| now.lock.is_none()).await;
-        for endpoint in due {
-            while let Err(error) = copy_labels(&*store, &endpoint).await {
-                tracing::debug!(%error, %endpoint, "cannot update the endpoint's labels; Tortie retries");
-                backoff.wait().await;
+        copy_all(&*store, due, &mut failed).await;
+        match failed.is_empty() {
+            true => {
+                backoff.succeeded();
+                retry_at = None;
             }
-            backoff.succeeded();
+            false => {
+                let mut next = || backoff.failed(Instant::now().into_std()).into();
+                retry_at = retry_at.or_else(|| Some(next()));
+            }
+        }
+    }
+}
+
+/// The endpoints that a change concerns. `endpoints` are the known ones, each with its pod.
+fn concerned(change: Change, endpoints: &mut BTreeSet<(Key, Key)>) -> BTreeSet<Key> {
+    match change {
+        Change::Put(pod) if pod.key.kind == Kind::Pod => {
+            let of_pod = endpoints.iter().filter(|(of, _)| *of == pod.key);
+            of_pod.map(|(_, endpoint)| endpoint.clone()).collect()
+        }
+        Change::Put(endpoint) => {
+            endpoints.insert((pod_of(&endpoint), endpoint.key.clone()));
+            [endpoint.key].into()
+        }
+        Change::Gone { key, .. } => {
+            endpoints.retain(|(_, endpoint)| *endpoint != key);
+            BTreeSet::new()
+        }
+        _ => BTreeSet::new(),
+    }
+}
+
+/// Copies the labels to these endpoints. Those that could not be written are among the `failed` ones afterwards.
+async fn copy_all(store: &dyn Store, due: BTreeSet<Key>, failed: &mut BTreeSet<Key>) {
+    for endpoint in due {
+        match copy_labels(store, &endpoint).await {
+            Ok(()) => drop(failed.remove(&endpoint)),
+            Err(error) => {
+                tracing::warn!(%error, %endpoint, "cannot update the endpoint's labels; Tortie retries");
+                failed.insert(endpoint);
+            }
         }
     }
 }

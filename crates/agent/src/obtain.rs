@@ -1,12 +1,13 @@
 //! The addresses of a new pod, from the source that the network configuration names.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tortie_api::kubernetes::Pod;
-use tortie_api::{Key, Kind, Metadata, Position};
+use tortie_api::{Key, Kind, Metadata, Position, Resource};
 use tortie_cni::{Address, AddressSource, Code, Failure, Invocation, Success};
 use tortie_dataplane::{EndpointId, HostPort, PodAddress, PreparedLink};
 use tortie_flannel::LeaseSnapshot;
@@ -51,28 +52,43 @@ impl Pods {
         let publication = prepared.map(|link| self.publication(call, id, pod, limits, link)).transpose()?;
         // Reading took a while.
         self.refuse_blocked(id)?;
-        self.refuse_taken_host_port(id, &pod.1)?;
+        self.refuse_taken_host_port(id, &pod.1).await?;
         self.obtain(call, id, pod, namespace, publication).await
     }
 
     /// Whoever has a port of the node keeps it (policy decision 52). Pods that name their node avoid the scheduler, which would see the
     /// conflict.
-    fn refuse_taken_host_port(&self, id: &EndpointId, pod: &Pod) -> Result<(), Failure> {
-        let now = self.in_force.borrow();
+    async fn refuse_taken_host_port(&self, id: &EndpointId, pod: &Pod) -> Result<(), Failure> {
+        let wanted: Vec<HostPort> = pod.lasting_host_ports().iter().filter_map(HostPort::of).collect();
         let is_other = |other: &EndpointId| (&other.namespace, &other.pod) != (&id.namespace, &id.pod);
-        let ports = pod.endpoint_ports();
-        let taken = ports.iter().filter_map(HostPort::of).find_map(|wanted| {
+        let conflict = |port: &HostPort| wanted.iter().find(|wanted| wanted.conflicts(port));
+        let holders: BTreeSet<EndpointId> = {
+            let now = self.in_force.borrow();
             let holds =
-                |(port, holder): &&(HostPort, EndpointId)| is_other(holder) && port.conflicts(&wanted);
-            now.host_ports.iter().find(holds).map(|(_, holder)| (wanted, holder))
-        });
-        taken.map_or(Ok(()), |(port, holder)| {
-            let msg = format!("hostPort {port} of pod {}/{} is that of pod {holder}", id.namespace, id.pod);
-            Err(Failure::new(
-                Code::TRY_AGAIN_LATER,
-                msg,
-                "it is free when that pod is deleted; or choose another hostPort",
-            ))
+                |(port, holder): &&(HostPort, EndpointId)| is_other(holder) && conflict(port).is_some();
+            now.host_ports.iter().filter(holds).map(|(_, holder)| holder.clone()).collect()
+        };
+        for holder in holders {
+            let ports = self.ports_of_running_pod(&holder).await?;
+            if let Some(port) = ports.iter().find_map(conflict) {
+                let msg =
+                    format!("hostPort {port} of pod {}/{} is that of pod {holder}", id.namespace, id.pod);
+                let remedy = "it is free when that pod has ended; or choose another hostPort";
+                return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, remedy));
+            }
+        }
+        Ok(())
+    }
+
+    /// The ports of the node of a pod that has not ended. An endpoint may outlive its pod, for instance if the runtime has forgotten it.
+    async fn ports_of_running_pod(&self, id: &EndpointId) -> Result<Vec<HostPort>, Failure> {
+        let key = Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod);
+        let Some(stored) = self.store.get(&key).await.map_err(store_failure)? else { return Ok(Vec::new()) };
+        Ok(match Resource::read(&key, &stored.value) {
+            Ok(Resource::Pod(pod)) if !pod.has_ended() => {
+                pod.lasting_host_ports().iter().filter_map(HostPort::of).collect()
+            }
+            _ => Vec::new(),
         })
     }
 

@@ -21,6 +21,8 @@ use crate::output;
 const SERVICE: &str = "tortie-store";
 /// The name of the authority's files.
 const AUTHORITY: &str = "authority";
+/// The folder of all certificates that the authority has issued.
+const ISSUED: &str = "issued";
 /// How long a list of revoked certificates is valid for programs that look at that.
 const LIST_VALIDITY: Duration = Duration::from_secs(3650 * 24 * 3600);
 
@@ -42,7 +44,7 @@ pub(crate) enum CertsCommand {
 
 #[derive(clap::Args)]
 pub(crate) struct Revoke {
-    /// The certificates (PEM), such as tortie-certs/node-one.crt
+    /// The certificates (PEM); tortie-certs/issued has all that were issued, also those that --renew has replaced
     #[arg(required = true, value_name = "FILE")]
     certificates: Vec<PathBuf>,
     /// The folder of the authority, where the list authority.crl is written
@@ -75,6 +77,8 @@ pub(crate) struct Folder {
 struct Issued {
     certificate: String,
     key: String,
+    /// The certificate's number; none for an authority.
+    number: Option<String>,
 }
 
 impl CertsCommand {
@@ -133,6 +137,13 @@ impl Folder {
             }
         }
         // The key first: a certificate is there only with its key.
+        let keep = pair.number.as_ref().map(|number| (self.dir.join(ISSUED), number));
+        if let Some((issued, number)) = keep {
+            // A renewal replaces the file, and only a certificate that is there can be revoked.
+            std::fs::create_dir_all(&issued).with_context(|| issued.display().to_string())?;
+            let path = issued.join(format!("{name}-{number}.crt"));
+            write_file(&path, &pair.certificate, true).with_context(|| path.display().to_string())?;
+        }
         for (ending, text) in [("key", &pair.key), ("crt", &pair.certificate)] {
             let path = self.dir.join(format!("{name}.{ending}"));
             write_file(&path, text, self.renew).with_context(|| path.display().to_string())?;
@@ -157,12 +168,26 @@ impl Revoke {
             let named = || certificate.display().to_string();
             let text = std::fs::read_to_string(certificate).with_context(named)?;
             let id = CertificateId::of_pem(&text, &signer.certificate).with_context(named)?;
+            output::line(&format!("{}: number {} is revoked", certificate.display(), number(&id)));
             list.0.entry(id).or_insert(now);
         }
-        write_file(&path, &sign(&list, &signer, now)?, true).with_context(|| path.display().to_string())?;
+        let text = sign(&list, &signer, now)?;
+        // The name of an authority of another tool may get another form in the list, which would then name nobody.
+        if RevocationList::parse(&text, &signer.certificate)? != list {
+            bail!(
+                "{}: the list does not name the certificates as they are; sign it by the tool of this authority",
+                path.display()
+            );
+        }
+        write_file(&path, &text, true).with_context(|| path.display().to_string())?;
         output::line(&format!("{}: {} revoked", path.display(), list.0.len()));
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The number of a certificate in hexadecimal digits.
+fn number(id: &CertificateId) -> String {
+    id.serial().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The certificate and the key of the authority in a folder.
@@ -172,7 +197,7 @@ fn signer_in(dir: &Path) -> anyhow::Result<Issued> {
         std::fs::read_to_string(&path)
             .with_context(|| format!("{}: run tortie certs authority first", path.display()))
     };
-    Ok(Issued { certificate: read("crt")?, key: read("key")? })
+    Ok(Issued { certificate: read("crt")?, key: read("key")?, number: None })
 }
 
 /// Writes a file that only its owner may read. The service and its clients read renewed files at once, so a file is complete
@@ -212,7 +237,7 @@ fn authority(days: i64) -> anyhow::Result<Issued> {
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let key = KeyPair::generate()?;
-    Ok(Issued { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem() })
+    Ok(Issued { certificate: params.self_signed(&key)?.pem(), key: key.serialize_pem(), number: None })
 }
 
 fn issue(
@@ -234,8 +259,9 @@ fn issue(
         }
     }];
     let key = KeyPair::generate()?;
-    let certificate = params.signed_by(&key, &issuer)?;
-    Ok(Issued { certificate: certificate.pem(), key: key.serialize_pem() })
+    let certificate = params.signed_by(&key, &issuer)?.pem();
+    let number = number(&CertificateId::of_pem(&certificate, &signer.certificate)?);
+    Ok(Issued { certificate, key: key.serialize_pem(), number: Some(number) })
 }
 
 fn issuer(signer: &Issued) -> anyhow::Result<Issuer<'static, KeyPair>> {

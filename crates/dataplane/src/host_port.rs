@@ -71,7 +71,7 @@ impl fmt::Display for Reserved {
         f.write_str(match self {
             Self::Failsafe => {
                 "it is in failsafeInboundHostPorts of FelixConfiguration, whose ports belong to the node itself; choose another \
-                 hostPort, or remove it there"
+                 hostPort, or remove it there, if no HostEndpoint needs it, and for one node only in node.NAME"
             }
             Self::Kubelet => "it belongs to the kubelet; choose another hostPort",
             Self::Bgp => "BGP speakers of nodes listen on it; choose another hostPort",

@@ -207,6 +207,7 @@ impl Embedded {
             room,
             usage,
             used: used.clone(),
+            nearly_full: false,
         };
         thread::Builder::new()
             .name("store-writer".to_owned())

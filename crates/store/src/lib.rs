@@ -174,6 +174,14 @@ pub enum StoreError {
         /// The problem, with the field.
         problem: String,
     },
+    /// The store has no room for the object. It may have some later.
+    #[error("there is no room for {key}: {problem}")]
+    Full {
+        /// The object.
+        key: Key,
+        /// How full the store is, and what to do.
+        problem: String,
+    },
     /// This client has not the permission.
     #[error("no permission: {0}")]
     Forbidden(String),

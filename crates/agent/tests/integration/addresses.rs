@@ -345,4 +345,10 @@ async fn a_pod_does_not_get_the_host_port_of_another() {
         bed.call(bed.invocation(Command::Del, container, "z")).await.unwrap();
     }
     until("the port is free", || async { bed.add("ca", "a").await.is_ok() }).await;
+    // An endpoint may outlive its pod, if the runtime has forgotten it.
+    bed.with_host_port("c", 8080).await;
+    bed.add("cc", "c").await.unwrap_err();
+    let key = pod_key("a");
+    bed.store.delete(&key, None).await.unwrap();
+    bed.add("cc", "c").await.unwrap();
 }

@@ -250,6 +250,9 @@ pub struct Container {
     /// The ports that it serves.
     #[serde(default, deserialize_with = "list")]
     pub ports: Vec<ContainerPort>,
+    /// `Always` makes an initContainer one that runs beside the others.
+    #[serde(default, rename = "restartPolicy")]
+    pub restart_policy: Option<String>,
 }
 
 /// A port that a container serves.
@@ -313,18 +316,39 @@ impl Pod {
     /// node, as in Calico's conversion of pods (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`).
     #[must_use]
     pub fn endpoint_ports(&self) -> Vec<WorkloadEndpointPort> {
-        let containers = self.spec.containers.iter().chain(&self.spec.init_containers);
-        let ports = containers.flat_map(|container| &container.ports).map(|port| WorkloadEndpointPort {
-            port: EndpointPort {
-                name: port.name.clone().unwrap_or_default(),
-                protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
-                port: port.container_port,
-            },
-            host_port: port.host_port.filter(|port| *port > 0),
-            host_ip: port.host_ip.clone().filter(|address| !address.is_empty()),
-        });
-        ports.filter(|port| !port.port.name.is_empty() || port.host_port.is_some()).collect()
+        ports_of(self.spec.containers.iter().chain(&self.spec.init_containers))
     }
+
+    /// The ports of the node that are the pod's for as long as it runs. Those of an initContainer that ends before the others are not, as in
+    /// the scheduler (`pkg/scheduler/util/utils.go`) and the kubelet.
+    #[must_use]
+    pub fn lasting_host_ports(&self) -> Vec<WorkloadEndpointPort> {
+        let is_sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+        let sidecars = self.spec.init_containers.iter().filter(is_sidecar);
+        let mut ports = ports_of(self.spec.containers.iter().chain(sidecars));
+        ports.retain(|port| port.host_port.is_some());
+        ports
+    }
+
+    /// Whether all of its containers have ended for good.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.status.phase.as_deref().is_some_and(|phase| ["Succeeded", "Failed"].contains(&phase))
+    }
+}
+
+/// The ports of containers that have a name or a port of the node.
+fn ports_of<'a>(containers: impl Iterator<Item = &'a Container>) -> Vec<WorkloadEndpointPort> {
+    let ports = containers.flat_map(|container| &container.ports).map(|port| WorkloadEndpointPort {
+        port: EndpointPort {
+            name: port.name.clone().unwrap_or_default(),
+            protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
+            port: port.container_port,
+        },
+        host_port: port.host_port.filter(|port| *port > 0),
+        host_ip: port.host_ip.clone().filter(|address| !address.is_empty()),
+    });
+    ports.filter(|port| !port.port.name.is_empty() || port.host_port.is_some()).collect()
 }
 
 /// The address in its usual form, if other machines can reach a node by it. IPv4 addresses that are written as IPv6 addresses

@@ -343,7 +343,7 @@ async fn a_full_store_takes_only_what_needs_no_more_room() {
         versions.push(store.create(&key(name), of_size(2_000)).await.unwrap().version);
     }
     let problem = match store.create(&key("e"), of_size(2_000)).await {
-        Err(StoreError::Invalid { problem, .. }) => problem,
+        Err(StoreError::Full { problem, .. }) => problem,
         other => panic!("{other:?}"),
     };
     assert!(problem.contains("the store is full") && problem.contains("--quota"), "{problem}");
@@ -351,14 +351,17 @@ async fn a_full_store_takes_only_what_needs_no_more_room() {
     // The share of a client is smaller than the store.
     let small = vec![Write::Create(key("small"), of_size(100))];
     let refused = store.write_within(small.clone(), 80).await;
-    assert!(matches!(&refused, Err(Stopped { error: StoreError::Invalid { .. }, .. })), "{refused:?}");
+    assert!(matches!(&refused, Err(Stopped { error: StoreError::Full { .. }, .. })), "{refused:?}");
     store.write_within(small, 100).await.unwrap();
 
     // Updates that are not larger, and deletions.
     let same = Write::Update(key("a"), of_size(2_000), versions[0].clone());
     let [written] = &store.write_within(vec![same], 1).await.unwrap()[..] else { panic!("one write") };
+    // A little more: a report, a lease, or a mark of a block that is given up.
+    let reports = store.update(&key("a"), of_size(2_500), &written.version).await.unwrap();
+    let written = store.update(&key("a"), of_size(2_000), &reports.version).await.unwrap();
     let larger = store.update(&key("a"), of_size(4_000), &written.version).await;
-    assert!(matches!(larger, Err(StoreError::Invalid { .. })), "{larger:?}");
+    assert!(matches!(larger, Err(StoreError::Full { .. })), "{larger:?}");
     store.delete(&key("b"), None).await.unwrap();
     store.update(&key("a"), of_size(3_500), &written.version).await.unwrap();
 }
@@ -384,7 +387,7 @@ async fn the_used_room_is_what_is_in_the_file() {
         let _ = store.write_all(vec![write]).await;
         let found = store.file.read(Usage::read).unwrap();
         assert_eq!(store.used(), found.objects);
-        assert!(found.objects <= 60_000 && found.log <= 20_000, "{found:?}");
+        assert!(found.objects <= 63_000 && found.log <= 20_000, "{found:?}");
     }
     assert!(store.used() > 40_000, "it was nearly full");
 }

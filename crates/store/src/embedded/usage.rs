@@ -10,6 +10,9 @@ use crate::file::failed;
 /// The quota of a store, if nobody gives another one: that of etcd.
 pub(super) const DEFAULT_QUOTA: u64 = 2 << 30;
 
+/// Updates that need at most so many bytes more may use the whole quota and a twentieth.
+const SMALL: u64 = 1 << 10;
+
 /// How much a store may use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Room {
@@ -49,9 +52,12 @@ impl Usage {
     }
 
     /// Why a record may not replace another one, if the objects may have so many bytes in all. What takes no more room than before is
-    /// never refused, so that a full store can be mended, and reports go on.
-    pub(super) fn refusal(&self, old: u64, new: u64, limit: u64) -> Option<String> {
+    /// never refused, and a little more seldom, so that a full store can be mended: blocks of addresses are marked before they are
+    /// given up, leases change their holder, and reports get conditions.
+    pub(super) fn refusal(&self, old: u64, new: u64, limit: u64, quota: u64) -> Option<String> {
         let needed = (self.objects + new).saturating_sub(old);
+        let is_small = old > 0 && new <= old + SMALL;
+        let limit = if is_small { quota + quota / 20 } else { limit };
         (new > old && needed > limit).then(|| {
             format!(
                 "the store is full: its objects have {} KiB, and this client may fill it up to {} KiB; delete what nobody needs, or serve \

@@ -31,21 +31,25 @@ pub(super) struct Writer {
     pub(super) usage: Usage,
     /// The bytes of the objects, for others.
     pub(super) used: Arc<AtomicU64>,
+    pub(super) nearly_full: bool,
 }
 
 impl Writer {
     pub(super) fn run(&mut self, requests: &mut mpsc::Receiver<Request>) {
+        self.set_usage(self.usage);
         let mut batch = Vec::new();
         while requests.blocking_recv_many(&mut batch, BATCH) > 0 {
             let (requests, answers): (Vec<_>, Vec<_>) =
                 batch.drain(..).map(|Request { writes, limit, answer }| ((writes, limit), answer)).unzip();
             match self.write(requests) {
                 Ok(Done { before, events, answers: results, usage }) => {
-                    self.set_usage(usage);
-                    // Watchers may have missed what happened in a failed transaction.
+                    // Watchers may have missed what happened in a failed transaction, and the used room lacks it.
                     match before > self.sent {
                         true => self.catch_up(),
-                        false => self.tell(events),
+                        false => {
+                            self.set_usage(usage);
+                            self.tell(events);
+                        }
                     }
                     for (answer, result) in answers.into_iter().zip(results) {
                         let _ = answer.send(result);
@@ -63,9 +67,12 @@ impl Writer {
         }
     }
 
-    fn set_usage(&mut self, usage: Usage) {
-        let threshold = self.room.quota / 10 * 8;
-        if usage.objects > threshold && self.usage.objects <= threshold {
+    /// Tells once that the store is nearly full, until a tenth of it is free again.
+    pub(super) fn set_usage(&mut self, usage: Usage) {
+        let tenth = self.room.quota / 10;
+        let was_told = self.nearly_full;
+        self.nearly_full = usage.objects > 8 * tenth || (was_told && usage.objects > 7 * tenth);
+        if self.nearly_full && !was_told {
             tracing::error!(
                 bytes = usage.objects,
                 quota = self.room.quota,
@@ -87,13 +94,7 @@ impl Writer {
     /// Reopens the file. A failed transaction may have been committed all the same; then watchers receive its events.
     fn recover(&mut self) {
         match self.file.reopen() {
-            Ok(()) => {
-                match self.file.read(Usage::read) {
-                    Ok(usage) => self.set_usage(usage),
-                    Err(error) => tracing::error!(%error, "cannot read how much of the store is used"),
-                }
-                self.catch_up();
-            }
+            Ok(()) => self.catch_up(),
             Err(error) => tracing::error!(%error, "cannot open the store's file; Tortie retries"),
         }
     }
@@ -102,11 +103,26 @@ impl Writer {
     fn catch_up(&mut self) {
         let all: Vec<Interest> = Kind::all().map(Interest::all).collect();
         match replay(&self.file, &all, self.sent, usize::MAX) {
-            Ok(replayed) => self.tell(replayed.events),
-            Err(StoreError::Compacted(_)) => self.lose(),
+            // Nothing was committed, as on a full disk.
+            Ok(replayed) if replayed.events.is_empty() => {}
+            Ok(replayed) => {
+                self.read_usage();
+                self.tell(replayed.events);
+            }
+            Err(StoreError::Compacted(_)) => {
+                self.read_usage();
+                self.lose();
+            }
             Err(error) => {
                 tracing::error!(%error, "cannot read the written events; watchers receive them with the next write")
             }
+        }
+    }
+
+    fn read_usage(&mut self) {
+        match self.file.read(Usage::read) {
+            Ok(usage) => self.set_usage(usage),
+            Err(error) => tracing::error!(%error, "cannot read how much of the store is used"),
         }
     }
 
@@ -134,6 +150,7 @@ impl Writer {
                 objects: transaction.open_table(OBJECTS).map_err(failed)?,
                 log: transaction.open_table(LOG).map_err(failed)?,
                 latest: transaction.open_table(LATEST).map_err(failed)?,
+                quota: self.room.quota,
                 usage: self.usage,
                 removed: None,
             };
@@ -163,6 +180,7 @@ struct Tables<'txn> {
     objects: Table<'txn, (&'static str, &'static str, &'static str), &'static [u8]>,
     log: Table<'txn, Revision, (&'static str, &'static str, &'static str, &'static [u8])>,
     latest: Table<'txn, (), Revision>,
+    quota: u64,
     usage: Usage,
     /// The last revision that was removed from the log in this transaction.
     removed: Option<Revision>,
@@ -208,8 +226,8 @@ impl Tables<'_> {
                 let json = value.to_string();
                 let object = records::object(path, revision, json.as_bytes());
                 let new = usage::bytes(path, &object);
-                if let Some(problem) = self.usage.refusal(old, new, limit) {
-                    return Ok(Err(StoreError::Invalid { key, problem }));
+                if let Some(problem) = self.usage.refusal(old, new, limit, self.quota) {
+                    return Ok(Err(StoreError::Full { key, problem }));
                 }
                 self.usage.objects = (self.usage.objects + new).saturating_sub(old);
                 self.objects.insert(path, object.as_slice()).map_err(failed)?;

@@ -194,6 +194,7 @@ impl Store for Remote {
             (Refusal::AlreadyExists, Some(key)) => StoreError::AlreadyExists(key),
             (Refusal::Conflict, Some(key)) => StoreError::Conflict(key),
             (Refusal::Invalid, Some(key)) => StoreError::Invalid { key, problem },
+            (Refusal::Full, Some(key)) => StoreError::Full { key, problem },
             (Refusal::Forbidden, Some(_)) => StoreError::Forbidden(problem),
             (Refusal::None, Some(_)) | (_, None) => unanswered(),
         };

@@ -11,6 +11,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use tokio_rustls::rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::AttributeTypeAndValue;
 
@@ -97,25 +98,28 @@ pub(crate) struct Client {
     pub(crate) role: Role,
     /// The end of its certificate.
     pub(crate) expires: Option<SystemTime>,
-    /// Its certificate.
-    pub(crate) certificate: Option<CertificateId>,
+    /// Its certificate, and those of the authorities between it and the trusted one.
+    pub(crate) chain: Vec<CertificateId>,
 }
 
 impl Client {
     /// A peer of the Unix socket.
     #[cfg(any(unix, test))]
     pub(crate) fn on_socket() -> Self {
-        Self { role: Role::Operator("on the Unix socket".to_owned()), expires: None, certificate: None }
+        Self { role: Role::Operator("on the Unix socket".to_owned()), expires: None, chain: Vec::new() }
     }
 
-    /// The owner of a certificate (DER).
+    /// The owner of the first certificate (DER). The further ones lead to the trusted authority.
     ///
     /// # Errors
-    /// The certificate cannot be read.
-    pub(crate) fn of_certificate(der: &[u8]) -> Result<Self, StoreError> {
-        let (_, certificate) = X509Certificate::from_der(der).map_err(|error| {
-            StoreError::Forbidden(format!("the client's certificate cannot be read: {error}"))
-        })?;
+    /// There is none, or one cannot be read.
+    pub(crate) fn of_certificates(chain: &[CertificateDer<'_>]) -> Result<Self, StoreError> {
+        let unreadable =
+            |problem: String| StoreError::Forbidden(format!("the client's certificate {problem}"));
+        let read = |der| X509Certificate::from_der(der).map(|(_, certificate)| certificate);
+        let chain: Result<Vec<_>, _> = chain.iter().map(|der| read(der)).collect();
+        let chain = chain.map_err(|error| unreadable(format!("cannot be read: {error}")))?;
+        let certificate = chain.first().ok_or_else(|| unreadable("is missing".to_owned()))?;
         let subject = certificate.subject();
         let organisations: Option<Vec<&str>> = subject.iter_organization().map(text).collect();
         let names: Option<Vec<&str>> = subject.iter_common_name().map(text).collect();
@@ -126,7 +130,7 @@ impl Client {
         Ok(Self {
             role: role.unwrap_or_else(|| Role::None(subject.to_string())),
             expires: SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(end)),
-            certificate: Some(CertificateId::of(&certificate)),
+            chain: chain.iter().map(CertificateId::of).collect(),
         })
     }
 }

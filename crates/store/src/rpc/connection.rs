@@ -112,6 +112,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        // A client that takes little by little would keep the connection from reading.
+        if let Some(why) = self.has_ended(context) {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.timed(context, written)
     }
@@ -121,6 +125,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
         context: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if let Some(why) = self.has_ended(context) {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
         self.timed(context, written)
     }

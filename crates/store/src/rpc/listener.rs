@@ -158,8 +158,7 @@ impl TlsListener {
             let stream = timeout(limit, acceptor.accept(stream)).await.map_err(too_late)?;
             let stream = stream.map_err(|error| failed(error.to_string()))?;
             let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
-            let certificate = certificates.first().ok_or_else(|| failed("no certificate".to_owned()))?;
-            let client = Client::of_certificate(certificate).map_err(|error| failed(error.to_string()))?;
+            let client = Client::of_certificates(certificates).map_err(|error| failed(error.to_string()))?;
             Ok((stream, client))
         };
         self.order.push_back(self.handshakes.spawn(handshake));
@@ -171,7 +170,7 @@ impl TlsListener {
         client: Client,
     ) -> Option<Connection<TlsStream<TcpStream>>> {
         self.revocations.refresh(&self.tls.authorities());
-        if client.certificate.as_ref().is_some_and(|certificate| self.revocations.is_revoked(certificate)) {
+        if self.revocations.has_any(&client.chain) {
             tracing::warn!(client = %client.role, "the client's certificate is revoked; the client is disconnected");
             return None;
         }
@@ -189,13 +188,9 @@ impl TlsListener {
             return None;
         };
         let permit = Permit { _of_all: one_of_all, _of_client: one_of_client };
-        let revocation =
-            client.certificate.clone().map(|certificate| self.revocations.revocation(certificate));
+        let revocation = self.revocations.revocation(client.chain.clone());
         let connection = Connection::new(stream, client, self.limits.write_timeout, Some(permit));
-        Some(match revocation {
-            Some(revocation) => connection.until(revocation),
-            None => connection,
-        })
+        Some(connection.until(revocation))
     }
 }
 

@@ -194,6 +194,8 @@ pub(crate) enum Refusal {
     Conflict = 3,
     Invalid = 4,
     Forbidden = 5,
+    /// Clients of earlier versions take it for no answer, and try again.
+    Full = 6,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

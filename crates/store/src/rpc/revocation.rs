@@ -37,7 +37,7 @@ impl CertificateId {
         let has_issued = |authority: &X509Certificate<'_>| {
             certificate.verify_signature(Some(authority.public_key())).is_ok()
         };
-        match any_authority(authorities, has_issued)? {
+        match any_authority(authorities, has_issued) {
             true => Ok(Self::of(&certificate)),
             false => Err(RevocationError("another authority has issued the certificate".to_owned())),
         }
@@ -71,9 +71,17 @@ impl RevocationList {
             let der = der.map_err(unusable("the list of revoked certificates"))?;
             let (_, list) = CertificateRevocationList::from_der(&der)
                 .map_err(unusable("the list of revoked certificates"))?;
+            // A list of the changes since another one, or one of several authorities, means something else.
+            if let Some(extension) = list.extensions().iter().find(|extension| extension.critical) {
+                let problem = format!(
+                    "the list of revoked certificates has the extension {}, which is not supported",
+                    extension.oid
+                );
+                return Err(RevocationError(problem));
+            }
             let has_signed =
                 |authority: &X509Certificate<'_>| list.verify_signature(authority.public_key()).is_ok();
-            if !any_authority(authorities, has_signed)? {
+            if !any_authority(authorities, has_signed) {
                 let message = "the authority has not signed the list of revoked certificates";
                 return Err(RevocationError(message.to_owned()));
             }
@@ -91,17 +99,16 @@ impl RevocationList {
     }
 }
 
-fn any_authority(
-    authorities: &str,
-    is_it: impl Fn(&X509Certificate<'_>) -> bool,
-) -> Result<bool, RevocationError> {
-    for der in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
-        let der = der.map_err(unusable("the authority's certificate"))?;
-        if is_it(&parsed(&der)?) {
-            return Ok(true);
-        }
+impl RevocationList {
+    fn has_any(&self, chain: &[CertificateId]) -> bool {
+        chain.iter().any(|id| self.0.contains_key(id))
     }
-    Ok(false)
+}
+
+fn any_authority(authorities: &str, is_it: impl Fn(&X509Certificate<'_>) -> bool) -> bool {
+    // TLS does not use one that cannot be read either.
+    let mut authorities = CertificateDer::pem_slice_iter(authorities.as_bytes()).filter_map(Result::ok);
+    authorities.any(|der| parsed(&der).is_ok_and(|authority| is_it(&authority)))
 }
 
 fn parsed(der: &[u8]) -> Result<X509Certificate<'_>, RevocationError> {
@@ -159,15 +166,16 @@ impl Revocations {
         Ok(())
     }
 
-    pub(crate) fn is_revoked(&self, id: &CertificateId) -> bool {
-        self.list.borrow().0.contains_key(id)
+    /// Whether one of these certificates is revoked.
+    pub(crate) fn has_any(&self, chain: &[CertificateId]) -> bool {
+        self.list.borrow().has_any(chain)
     }
 
-    /// Resolves when the certificate is revoked.
-    pub(crate) fn revocation(&self, id: CertificateId) -> impl Future<Output = ()> + Send + 'static {
+    /// Resolves when one of these certificates is revoked.
+    pub(crate) fn revocation(&self, chain: Vec<CertificateId>) -> impl Future<Output = ()> + Send + 'static {
         let mut list = self.list.subscribe();
         async move {
-            let revoked = list.wait_for(|list| list.0.contains_key(&id)).await.is_ok();
+            let revoked = list.wait_for(|list| list.has_any(&chain)).await.is_ok();
             if !revoked {
                 std::future::pending::<()>().await;
             }

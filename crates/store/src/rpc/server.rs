@@ -128,6 +128,7 @@ impl Service for Offered {
                 StoreError::AlreadyExists(_) => (done, Refusal::AlreadyExists, String::new()),
                 StoreError::Conflict(_) => (done, Refusal::Conflict, String::new()),
                 StoreError::Invalid { problem, .. } => (done, Refusal::Invalid, problem),
+                StoreError::Full { problem, .. } => (done, Refusal::Full, problem),
                 StoreError::Forbidden(problem) => (done, Refusal::Forbidden, problem),
                 error => return Err(status(error)),
             },
@@ -228,7 +229,7 @@ fn status(error: StoreError) -> Status {
         StoreError::Invalid { .. } => Status::invalid_argument(text),
         StoreError::Forbidden(text) => Status::permission_denied(text),
         StoreError::KindAbsent(_) => Status::unimplemented(text),
-        StoreError::Throttled(_) => Status::unavailable(text),
+        StoreError::Throttled(_) | StoreError::Full { .. } => Status::unavailable(text),
         StoreError::OtherStore { .. } => Status::failed_precondition(text),
     }
 }

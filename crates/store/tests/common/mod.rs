@@ -36,6 +36,16 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
+    /// An authority that this one has made, and its certificate.
+    pub(crate) fn intermediate(&self) -> (Self, TlsIdentity) {
+        let mut params = CertificateParams::new([]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "intermediate");
+        let issuer = CertifiedIssuer::signed_by(params, KeyPair::generate().unwrap(), &self.0).unwrap();
+        let (authority, certificate) = (self.0.pem(), issuer.pem());
+        (Self(issuer), TlsIdentity { authority, certificate, key: String::new() })
+    }
+
     /// The certificate of an operator.
     pub(crate) fn operator(&self) -> TlsIdentity {
         self.issue(operator_subject("ann"))

@@ -106,7 +106,18 @@ fn machines_share_a_datastore_by_certificates() {
     expect(folder, &on("other", "operator-eve", "get nodes"), 1, "error: ");
     expect(folder, &on("tortie-certs", "operator-bob", "get nodes"), 1, "error: ");
     expect(folder, &on("tortie-certs", "node-late", "get nodes"), 0, "one");
-    expect(folder, "certs revoke tortie-certs/node-late.crt tortie-certs/operator-bob.crt", 0, "2 revoked");
+    // The certificate that somebody has stolen is the one from before the renewal.
+    let issued = || {
+        let files = std::fs::read_dir(folder.join("tortie-certs/issued")).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("node-late-")).collect::<Vec<_>>()
+    };
+    let [stolen] = &issued()[..] else { panic!("one certificate") };
+    expect(folder, "certs node late --renew", 0, "node-late.crt");
+    assert_eq!(issued().len(), 2);
+    expect(folder, &format!("certs revoke tortie-certs/issued/{stolen}"), 0, "2 revoked");
+    expect(folder, &on("tortie-certs", "node-late", "get nodes"), 0, "one");
+    expect(folder, "certs revoke tortie-certs/node-late.crt tortie-certs/operator-bob.crt", 0, "3 revoked");
     expect(folder, &on("tortie-certs", "node-late", "get nodes"), 1, "error: ");
     expect(folder, &on("tortie-certs", "node-one", "get nodes"), 0, "one");
     // The certificate of the service is for no client, and that of a client for no service.

@@ -293,7 +293,7 @@ async fn nodes_fill_a_store_less_than_controllers_and_operators() {
     };
     create(&*operator, "first", 7_000).await.unwrap();
     let refused = create(&client(node_subject("one")), "one", 1_500).await;
-    let is_full = |refused: &Result<_, StoreError>| matches!(refused, Err(StoreError::Invalid { problem, .. }) if problem.contains("the store is full"));
+    let is_full = |refused: &Result<_, StoreError>| matches!(refused, Err(StoreError::Full { problem, .. }) if problem.contains("the store is full"));
     assert!(is_full(&refused), "{refused:?}");
     create(&client(node_subject("one")), "one", 100).await.unwrap();
     create(&controllers, "two", 1_200).await.unwrap();

@@ -78,6 +78,26 @@ async fn a_revoked_certificate_ends_its_connections_and_gets_no_new_ones() {
     answering(connect(address, lost)).await;
 }
 
+/// Whoever has the key of an authority in between makes any number of certificates.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoked_authority_in_between_revokes_all_that_it_has_issued() {
+    let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let list = dir.path().join("authority.crl");
+    let (intermediate, of_intermediate) = authority.intermediate();
+    let node = intermediate.issue(node_subject("one"));
+    let node = TlsIdentity {
+        authority: of_intermediate.authority.clone(),
+        certificate: node.certificate + &of_intermediate.certificate,
+        ..node
+    };
+    write(&list, &revocation_list(&authority, &[]));
+    let address = serve(&authority, list.clone()).await;
+    answering(connect(address, node.clone())).await;
+    write(&list, &revocation_list(&authority, &[&of_intermediate]));
+    until_refused(address, &node).await;
+    assert!(!is_refused(address, &authority.issue(node_subject("two"))).await);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_does_not_start_without_its_list() {
     let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
