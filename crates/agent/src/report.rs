@@ -4,6 +4,7 @@
 //! annotation of the report names the positions), and otherwise once in each heartbeat. Progress alone is no reason to
 //! write: most changes do not concern most nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -233,8 +234,7 @@ fn status<'a>(
         );
         Condition::new(Reason::AddressTaken, message).reported(None)
     }));
-    // Failures first, so that a long list omits less urgent conditions.
-    conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);
+    sort(&mut conditions);
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
     conditions.iter_mut().for_each(shorten);
@@ -245,6 +245,23 @@ fn status<'a>(
         more,
         ..about.clone()
     }
+}
+
+/// Failures first, so that a long list omits less urgent conditions. Then those of the node and of the cluster's objects, and those of all
+/// namespaces in turn, so that one tenant's many objects hide nothing of others.
+fn sort(conditions: &mut [ReportedCondition]) {
+    let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
+    conditions.sort_by_cached_key(|condition| {
+        let is_failure = Severity::of(&condition.reason) == Severity::Failure;
+        let namespace =
+            condition.object.as_ref().map(|object| object.namespace.clone()).filter(|it| !it.is_empty());
+        let turn = namespace.map_or(0, |namespace| {
+            let count = of_namespace.entry(namespace).or_default();
+            *count += 1;
+            *count
+        });
+        (!is_failure, turn)
+    });
 }
 
 /// Cuts what is longer than a report should have, and says how much is missing.
@@ -269,6 +286,25 @@ mod tests {
     use tortie_store::{Embedded, Write, wait_in_force};
 
     use super::*;
+
+    #[test]
+    fn many_conditions_of_one_tenant_hide_none_of_others() {
+        let of = |namespace: &str, name: &str, reason: Reason| ReportedCondition {
+            object: Some(Key::namespaced(Kind::Pod, namespace, name).into()),
+            about: Vec::new(),
+            reason: reason.to_string(),
+            message: name.to_owned(),
+        };
+        let mut conditions: Vec<_> =
+            (0..60).map(|number| of("tenant", &number.to_string(), Reason::NotUnderstood)).collect();
+        conditions.push(of("", "pool", Reason::PoolConflict));
+        conditions.push(Condition::new(Reason::PolicyBypassed, "node").reported(None));
+        conditions.push(of("other", "pod", Reason::HostPortTaken));
+        sort(&mut conditions);
+        let position =
+            |name: &str| conditions.iter().position(|condition| condition.message == name).unwrap();
+        assert!(["pool", "node", "pod"].iter().all(|name| position(name) < 5), "{conditions:?}");
+    }
 
     const HOUR: u64 = 3_600;
 

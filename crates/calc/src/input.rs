@@ -154,6 +154,10 @@ fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
     let Ok(cidr) = key.name.parse::<IpNet>() else {
         return (None, Some("its name is no network; it has no route".to_owned()));
     };
+    // The kernel has one route for this block and for the one with the same network.
+    if cidr != cidr.trunc() {
+        return (None, Some(format!("its network is {}; it has no route", cidr.trunc())));
+    }
     match Block::deserialize(value) {
         Ok(block) if block.deleted => (None, None),
         Ok(block) => (Some(Input::Block(cidr, BlockNodes::of(&block), pods_of(&block))), None),

@@ -2,6 +2,7 @@
 
 mod flannel;
 mod flannel_leases;
+mod macs;
 mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,7 @@ use flannel::PodNetworks;
 pub(crate) use flannel::translated;
 pub use flannel::{pool_of_network, unfit_for_flannel};
 pub(crate) use flannel_leases::FlannelLeases;
+use macs::Macs;
 use tunnels::Tunnels;
 
 /// The inputs of the overlay.
@@ -54,6 +56,7 @@ pub(crate) struct Network {
     /// of this one.
     far: BTreeMap<IpNet, String>,
     tunnels: Tunnels,
+    macs: Macs,
     /// Why tunnel addresses of other nodes do not count.
     refused_tunnels: BTreeMap<(String, IpVersion), String>,
     dirty: Dirty,
@@ -139,6 +142,7 @@ impl Network {
             self.dirty.blocks.extend(changed);
         }
         self.tunnels.update(name, self.nodes.get(name), node.as_ref());
+        self.dirty.nodes.extend(self.macs.update(name, self.nodes.get(name), node.as_ref()));
         if put(&mut self.nodes, name.to_owned(), node) {
             self.dirty.nodes.insert(name.to_owned());
         }
@@ -215,6 +219,7 @@ impl Network {
         blocks
             && self.far.is_empty()
             && self.tunnels.is_empty()
+            && self.macs.is_empty()
             && self.refused_tunnels.is_empty()
             && self.nodes.is_empty()
             && self.pod_networks.is_empty()
@@ -305,7 +310,11 @@ impl Network {
     fn judge_tunnel(&mut self, name: &str, local: &str, version: IpVersion) {
         let is_other = name != local && !self.policy_only;
         let node = self.nodes.get(name).filter(|_| is_other);
-        let problem = node.and_then(|node| self.tunnel_problem(name, node, node.vxlan_address(version)?));
+        let problem = node.and_then(|node| {
+            let address = node.vxlan_address(version)?;
+            let of_address = self.tunnel_problem(name, node, address);
+            of_address.or_else(|| self.macs.problem(name, node, version))
+        });
         put(&mut self.refused_tunnels, (name.to_owned(), version), problem);
     }
 
@@ -388,13 +397,16 @@ fn vtep(name: &str, node: &Node, version: IpVersion) -> Option<Vtep> {
     Some(Vtep {
         node: name.to_owned(),
         address: node.vxlan_address(version)?,
-        mac: node
-            .vxlan_mac(version)
-            .and_then(|mac| mac.parse().ok())
-            .unwrap_or_else(|| vtep_mac(name, version)),
+        mac: claimed_mac(name, node, version),
         parent: node.own_address(version)?,
         mtu: node.is_windows().then_some(WINDOWS_MTU),
     })
+}
+
+/// The MAC address of a node's VXLAN device.
+fn claimed_mac(name: &str, node: &Node, version: IpVersion) -> MacAddress {
+    let stored = node.vxlan_mac(version).and_then(|mac| mac.parse().ok());
+    stored.unwrap_or_else(|| vtep_mac(name, version))
 }
 
 /// The MAC address of a node's VXLAN device if none is stored: `66` and the first five bytes of the SHA-1 of its name,

@@ -269,6 +269,8 @@ fn changes_its_own_addresses(group: CalicoGroup) {
             false,
         ),
         ("a block of IPv6", block("fd00:10:244::40/122", Some("own"), &["own"]), true),
+        ("a block of a whole pool", block("10.3.0.0/16", Some("own"), &[]), false),
+        ("a block of IPv6 that is too large", block("fd00:10:245::/115", Some("own"), &[]), false),
         ("a full block of 256 addresses", block("10.1.0.0/24", Some("own"), &["own"; 256]), true),
         (
             "a large block with a pod of another",

@@ -90,3 +90,80 @@ fn a_tunnel_address_counts_if_only_the_node_can_have_it() {
         }
     }
 }
+
+/// The kernel has one destination for each MAC address, whatever the address of the tunnel.
+#[test]
+fn a_mac_address_is_that_of_one_node() {
+    let victims = tortie_calc::vtep_mac("victim", IpVersion::V4).to_string();
+    let with_mac = |(key, mut value): Object, mac: &str| {
+        value["metadata"]["annotations"]["projectcalico.org/VXLANTunnelMACAddr"] = json!(mac);
+        (key, value)
+    };
+    let other = |mac: &str| with_mac(node("other", 2, "10.0.2.1"), mac);
+    let victim = || node("victim", 3, "10.0.3.1");
+    const HNS: &str = "00:15:5d:00:00:01";
+    let table: [(&str, [Object; 2], [bool; 2]); 6] = [
+        ("each has its own", [node("other", 2, "10.0.2.1"), victim()], [true, true]),
+        ("one has a MAC address of HNS", [other(HNS), victim()], [true, true]),
+        ("one has that of a Linux node", [other(&victims), victim()], [false, true]),
+        (
+            "that of a Linux node that announces it",
+            [other(&victims), with_mac(victim(), &victims)],
+            [false, true],
+        ),
+        ("both have one of HNS", [other(HNS), with_mac(victim(), HNS)], [false, false]),
+        (
+            "that of this node",
+            [other(&tortie_calc::vtep_mac("NODE", IpVersion::V4).to_string()), victim()],
+            [false, true],
+        ),
+    ];
+    for (case, nodes, expected) in table {
+        let mut all: Vec<_> =
+            [pool("10.0.0.0/16"), node("NODE", 1, "10.0.1.1")].into_iter().chain(nodes).collect();
+        for _ in 0..all.len() {
+            all.rotate_left(1);
+            let mut calc = Calc::new("NODE");
+            for (key, value) in &all {
+                calc.update(key, Some(value));
+                calc.flush();
+            }
+            let has_route =
+                |calc: &Calc, name: &str| calc.state().vteps.contains_key(&(name.to_owned(), IpVersion::V4));
+            let found = ["other", "victim"].map(|name| has_route(&calc, name));
+            assert_eq!(found, expected, "{case}");
+            let refused: Vec<_> = calc.refused_tunnels().collect();
+            assert_eq!(
+                refused.len(),
+                expected.iter().filter(|counts| !**counts).count(),
+                "{case}: {refused:?}"
+            );
+            // When the other node goes, or takes its own MAC address, nothing of it is left.
+            for last in [Some(node("other", 2, "10.0.2.1").1), None] {
+                calc.update(&Key::global(Kind::Node, "other"), last.as_ref());
+                calc.flush();
+                assert!(has_route(&calc, "victim"), "{case}");
+                assert_eq!(has_route(&calc, "other"), last.is_some(), "{case}");
+                assert_eq!(calc.refused_tunnels().count(), 0, "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_with_bits_of_a_host_has_no_route() {
+    let mut calc = Calc::new("NODE");
+    for (key, value) in [pool("10.0.0.0/16"), node("NODE", 1, "10.0.1.1"), node("other", 2, "10.0.2.1")] {
+        calc.update(&key, Some(&value));
+    }
+    let (_, mut value) = block(Some("other"), None);
+    value["cidr"] = json!("10.0.0.1/30");
+    calc.update(&Key::global(Kind::IpamBlock, "10.0.0.1/30"), Some(&value));
+    calc.flush();
+    assert!(
+        calc.state().routes.keys().all(|route| !route.to_string().starts_with("10.0.0.")),
+        "{:?}",
+        calc.state().routes
+    );
+    assert_eq!(calc.findings().len(), 1);
+}

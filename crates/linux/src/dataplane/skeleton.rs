@@ -334,10 +334,45 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
         ]);
         rules.push(Rule::new(foreign, "not from an address of its own"));
     }
-    rules.extend(by_flow());
+    rules.extend(by_flow_of_pod());
     rules.extend(no_flow_from_its_middle(node));
     rules.extend(by_interface(Slot::FromWorkload));
     rules
+}
+
+/// As [`by_flow`], except that an ICMP error passes only if it is about a packet to the pod itself. Connection tracking relates an error to a
+/// flow by the packet that it quotes, whoever sends it: a pod could cut the flows of others, and pass data beside both policies.
+fn by_flow_of_pod() -> Vec<Rule> {
+    const ICMP: [u8; 2] = [1, 58];
+    let accept = |exprs: Vec<Expr>, comment| {
+        Rule::new([exprs, vec![Expr::Verdict(Verdict::Accept)]].concat(), comment)
+    };
+    let about_itself = |family: Family| {
+        // Behind 8 bytes of ICMP, the quoted packet's destination.
+        let (protocol, offset) = match family {
+            Family::V4 => (ICMP[0], 8 + 16),
+            Family::V6 => (ICMP[1], 8 + 24),
+        };
+        let mut exprs = in_state(state::RELATED);
+        exprs.extend(Test::Family(family).exprs());
+        exprs.extend(Test::Protocol { numbers: vec![protocol], invert: false }.exprs());
+        let (behind, length) = (Field::Interface.length() as Register / 4, family.field().length() as u32);
+        exprs.extend([
+            Expr::Meta { register: 0, key: MetaKey::InputInterface },
+            Expr::Payload { register: behind, header: Header::Transport, offset, length },
+            in_set(own_addresses(family).0, false),
+        ]);
+        accept(exprs, "an error about a packet to the pod")
+    };
+    let [_, invalid] = by_flow();
+    let other = Test::Protocol { numbers: ICMP.to_vec(), invert: true }.exprs();
+    vec![
+        accept(in_state(state::ESTABLISHED), ""),
+        about_itself(Family::V4),
+        about_itself(Family::V6),
+        accept([in_state(state::RELATED), other].concat(), ""),
+        invalid,
+    ]
 }
 
 /// Packets to pods: those of established flows pass, invalid ones do not, and the rest is judged by the pod's

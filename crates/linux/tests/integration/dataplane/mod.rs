@@ -5,6 +5,7 @@ mod bgp;
 mod complete_changes;
 mod connections;
 mod dual_stack;
+mod errors;
 mod foreign;
 mod foreign_tables;
 mod hold;
