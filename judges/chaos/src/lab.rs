@@ -1,0 +1,318 @@
+//! The lab: its processes, namespaces and datastore.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
+use tortie_lab::LabDir;
+use tortie_store::rpc::Remote;
+
+use crate::fault::{Datastore, Node, Shape};
+use crate::rules::NAMESPACE;
+
+/// How long the lab may take to start.
+const START: Duration = Duration::from_secs(180);
+/// How long it may take to end.
+const END: Duration = Duration::from_secs(60);
+/// The ports of the three datastores.
+const STORES: &str = "{ 7443, 2379, 6443 }";
+
+/// A running lab.
+pub(crate) struct Lab {
+    pub(crate) shape: Shape,
+    program: PathBuf,
+    folder: TempDir,
+    child: Child,
+    /// The first process inside, as seen from here.
+    inside: u32,
+}
+
+/// A process by its number, if it is still the one that it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Process(pub(crate) u32);
+
+impl Process {
+    /// Sends a signal. A process that has ended needs none.
+    pub(crate) fn signal(self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.0).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    /// True if it no longer holds anything: it is gone, or its parent has not yet asked how it ended.
+    pub(crate) fn has_ended(self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    }
+}
+
+impl Lab {
+    /// Starts a lab, and waits until it is up.
+    pub(crate) fn up(program: &Path, shape: Shape) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("chaos-").tempdir()?;
+        let mut command = Command::new(program);
+        let (linux, windows) = (shape.linux.to_string(), shape.windows.to_string());
+        command.args(["lab", "up", "--linux", &linux, "--windows", &windows]);
+        command.args(["--datastore", shape.datastore.name()]);
+        command.env("TORTIE_LAB", folder.path().join("lab")).env_remove("TORTIE_STORE").current_dir("/");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().context("tortie lab up")?;
+        let lines = lines_of(&mut child, &folder.path().join("lab.log"))?;
+        let mut lab = Self { shape, program: program.to_owned(), folder, child, inside: 0 };
+        let deadline = Instant::now() + START;
+        let mut printed = Vec::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = lines.recv_timeout(left);
+            let line = line.map_err(|_| anyhow!("the lab does not start:\n{}", printed.join("\n")))?;
+            if line.contains("the cluster is up") {
+                break;
+            }
+            printed.push(line);
+        }
+        lab.inside = fs::read_to_string(lab.path().join("pid"))?.trim().parse()?;
+        Ok(lab)
+    }
+
+    /// The lab's folder.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.path().join("lab")
+    }
+
+    /// What the lab itself has printed.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.folder.path().join("lab.log")
+    }
+
+    pub(crate) fn store(&self) -> Remote {
+        tortie_lab::client(&LabDir::new(Some(self.path())))
+    }
+
+    /// Runs a command of tortie on the lab, and returns what it printed, and true if it succeeded.
+    pub(crate) fn tortie(&self, arguments: &[&str]) -> Result<(String, bool)> {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env("TORTIE_LAB", self.path()).env_remove("TORTIE_STORE").current_dir("/");
+        let output = command.stdin(Stdio::null()).output().context("tortie")?;
+        let text = [output.stdout, output.stderr].concat();
+        Ok((String::from_utf8_lossy(&text).into_owned(), output.status.success()))
+    }
+
+    /// A file as the first process inside sees it.
+    pub(crate) fn inside(&self, path: &Path) -> PathBuf {
+        let path = path.strip_prefix("/").unwrap_or(path);
+        Path::new(&format!("/proc/{}/root", self.inside)).join(path)
+    }
+
+    pub(crate) fn node_folder(&self, node: Node) -> PathBuf {
+        self.path().join("nodes").join(self.shape.name(node))
+    }
+
+    pub(crate) fn netns_of_node(&self, node: Node) -> Result<NetNs> {
+        let path = self.path().join("netns").join(format!("node:{}", self.shape.name(node)));
+        Ok(NetNs::open(&self.inside(&path))?)
+    }
+
+    pub(crate) fn netns_of_pod(&self, name: &str) -> Result<NetNs> {
+        let path = self.path().join("netns").join(format!("pod:{NAMESPACE}.{name}"));
+        Ok(NetNs::open(&self.inside(&path))?)
+    }
+
+    fn netns(&self) -> Result<NetNs> {
+        Ok(NetNs::open(Path::new(&format!("/proc/{}/ns/net", self.inside)))?)
+    }
+
+    /// The node's agent, unless it has just ended.
+    pub(crate) fn agent(&self, node: Node) -> Option<Process> {
+        self.process(&format!(" agent --node {} ", self.shape.name(node)))
+    }
+
+    /// The emulated HNS of a Windows node.
+    pub(crate) fn hns(&self, node: Node) -> Option<Process> {
+        let socket = self.node_folder(node).join("hns.sock");
+        self.process(&format!("tortie-hns {}", socket.display()))
+    }
+
+    /// The processes that serve the datastore.
+    pub(crate) fn datastore(&self) -> Vec<Process> {
+        match self.shape.datastore {
+            Datastore::Embedded => vec![Process(self.inside)],
+            Datastore::Etcd => self.process("etcd --name=lab").into_iter().collect(),
+            Datastore::Kubernetes => self.process("kube-apiserver").into_iter().collect(),
+        }
+    }
+
+    fn process(&self, part: &str) -> Option<Process> {
+        let found = self
+            .processes()
+            .into_iter()
+            .find(|(process, command)| command.contains(part) && !process.has_ended());
+        found.map(|(process, _)| process)
+    }
+
+    /// The processes that were started with the lab's folder in their environment or arguments.
+    pub(crate) fn processes(&self) -> Vec<(Process, String)> {
+        processes_of(&self.path())
+    }
+
+    /// Pulls the cable of a node on the underlay, or plugs it in.
+    pub(crate) fn set_cable(&self, node: Node, up: bool) -> Result<()> {
+        let set = || -> Result<()> {
+            let mut socket = RouteSocket::open()?;
+            let link = socket.link(&format!("node{node}"))?.context("the node has no cable")?;
+            Ok(socket.change(&Change::SetLink(link.index, vec![LinkSetting::Up(up)]))?)
+        };
+        self.netns()?.run(set)?
+    }
+
+    /// Prepares [`cut`](Self::cut).
+    pub(crate) fn prepare_cuts(&self) -> Result<()> {
+        let table = format!(
+            "table ip chaos {{\n set cut {{ type ipv4_addr; }}\n chain input {{\n type filter hook input priority 0;\n \
+             ip saddr @cut tcp dport {STORES} drop\n }}\n }}"
+        );
+        nft(&self.netns()?, &table)
+    }
+
+    /// Lets the datastore get no packets of a node, or lets it get them again.
+    pub(crate) fn cut(&self, node: Node, cut: bool) -> Result<()> {
+        let verb = if cut { "add" } else { "delete" };
+        nft(&self.netns()?, &format!("{verb} element ip chaos cut {{ 192.0.2.{} }}", 11 + node))
+    }
+
+    /// Removes the table of a node.
+    pub(crate) fn flush(&self, node: Node) -> Result<()> {
+        nft(&self.netns_of_node(node)?, "delete table inet tortie")
+    }
+
+    /// Gives the folders of the nodes' agents a small file system each, and restarts the agents there.
+    pub(crate) fn shrink_disks(&self) -> Result<()> {
+        for node in 0..self.shape.nodes() {
+            let folder = self.node_folder(node);
+            let script = format!(
+                "set -e; d={}; mkdir $d.real $d.small; mount --bind $d $d.real; mount -t tmpfs -o size=256k tmpfs $d.small; \
+                 for f in $d/*; do n=${{f##*/}}; if [ $n = hns.sock ]; then ln -s $d.real/$n $d.small/$n; \
+                 elif [ ! -S $f ]; then cp -a $f $d.small/$n; fi; done; mount --bind $d.small $d",
+                folder.display()
+            );
+            let mounts = format!("--mount=/proc/{}/ns/mnt", self.inside);
+            let status = Command::new("nsenter").args([&mounts, "sh", "-c", &script]).status()?;
+            ensure!(status.success(), "the folder of node {node} gets no file system: {status}");
+            let agent = self.agent(node).with_context(|| format!("node {node} has no agent"))?;
+            agent.signal(Signal::KILL);
+        }
+        Ok(())
+    }
+
+    /// Fills the disk of a node's agent, or frees it.
+    pub(crate) fn fill_disk(&self, node: Node, full: bool) -> Result<()> {
+        let file = self.inside(&self.node_folder(node).join("filled"));
+        if !full {
+            return Ok(fs::remove_file(file)?);
+        }
+        // It fails when there is no room left, which is what it is for.
+        let _ = fs::write(file, vec![0; 1 << 20]);
+        Ok(())
+    }
+
+    /// Ends the lab, and reports what is left of it.
+    pub(crate) fn down(mut self) -> Result<Vec<String>> {
+        Process(self.child.id()).signal(Signal::TERM);
+        let deadline = Instant::now() + END;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                bail!("the lab does not end");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // The kernel ends the lab's processes after the first one has ended, which takes a moment.
+        while !self.processes().is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let mut left: Vec<String> = self.processes().into_iter().map(|(_, command)| command).collect();
+        if self.path().exists() {
+            left.push(format!("the folder {}", self.path().display()));
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        let path = self.path().display().to_string();
+        left.extend(mounts.lines().filter(|line| line.contains(&path)).map(str::to_owned));
+        Ok(left)
+    }
+}
+
+impl Drop for Lab {
+    /// The lab of a run that failed ends, too. All of its processes end with the first one.
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            Process(self.inside.max(1)).signal_unless_init();
+            Process(self.child.id()).signal(Signal::TERM);
+            let deadline = Instant::now() + END;
+            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Process {
+    /// Lets a process go on that a fault may have stopped, so that it can end.
+    fn signal_unless_init(self) {
+        if self.0 > 1 {
+            self.signal(Signal::CONT);
+        }
+    }
+}
+
+/// Passes the lines that a command prints on, and writes them to a file.
+fn lines_of(child: &mut Child, file: &Path) -> Result<Receiver<String>> {
+    let (sender, lines) = channel();
+    let log = fs::File::create(file)?;
+    let (out, errors) =
+        (child.stdout.take().context("no output")?, child.stderr.take().context("no errors")?);
+    pass_on(out, sender.clone(), log.try_clone()?);
+    pass_on(errors, sender, log);
+    Ok(lines)
+}
+
+fn pass_on(from: impl Read + Send + 'static, to: Sender<String>, mut log: fs::File) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let _ = std::io::Write::write_all(&mut log, format!("{line}\n").as_bytes());
+            let _ = to.send(line);
+        }
+    });
+}
+
+fn nft(netns: &NetNs, text: &str) -> Result<()> {
+    let mut command = Command::new("nft");
+    netns.enter_on_spawn(&mut command)?;
+    let output = command.arg(text).stdin(Stdio::null()).output().context("nft")?;
+    ensure!(output.status.success(), "nft {text}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(())
+}
+
+fn processes_of(lab: &Path) -> Vec<(Process, String)> {
+    let mine = lab.display().to_string();
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let read = |file: &str| {
+            let bytes = fs::read(entry.path().join(file)).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).replace('\0', " ")
+        };
+        let command = read("cmdline");
+        if command.contains(&mine) || read("environ").contains(&mine) {
+            found.push((Process(pid), command));
+        }
+    }
+    found
+}

@@ -1,0 +1,186 @@
+//! Carries out faults, and heals them.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+use tokio::time::sleep;
+
+use crate::fault::{Fault, Node};
+use crate::lab::Process;
+use crate::objects::Objects;
+use crate::run::{Run, wait_until};
+use crate::weather::Trouble;
+
+/// How long the lab may take to start an agent again: it waits ten seconds at most, and the machine is busy.
+const AGENT_STARTS: Duration = Duration::from_secs(40);
+/// How long an agent that has started may take to close what the table of its node should close: it reads a file first.
+const AGENT_CLOSES: Duration = Duration::from_secs(5);
+/// A slow datastore stands still for the first time, and works for the second time.
+const SLOW: (Duration, Duration) = (Duration::from_millis(400), Duration::from_millis(100));
+
+/// The faults of a run.
+pub(crate) struct Storms {
+    run: Arc<Run>,
+    objects: Arc<Objects>,
+    /// The nodes whose disks were full since the last rest. What their agents have saved may be old.
+    full: Mutex<BTreeSet<Node>>,
+}
+
+impl Storms {
+    pub(crate) fn new(run: Arc<Run>, objects: Arc<Objects>) -> Arc<Self> {
+        Arc::new(Self { run, objects, full: Mutex::default() })
+    }
+
+    /// Carries out a fault, and returns when it has healed.
+    pub(crate) async fn fault(self: Arc<Self>, fault: Fault) {
+        self.run.tell(fault);
+        if let Err(error) = self.carry_out(fault).await {
+            self.run.blame(format!("the judge cannot carry out {fault}: {error:#}"));
+        }
+        if fault.duration() > Duration::ZERO {
+            self.run.tell(format!("{} has healed", fault.name()));
+        }
+    }
+
+    async fn carry_out(&self, fault: Fault) -> Result<()> {
+        let lab = &self.run.lab;
+        match fault {
+            Fault::KillAgent(node) => {
+                self.kill_agent(node).await;
+            }
+            Fault::PauseAgent(node, duration) => {
+                let agent = lab.agent(node);
+                pause(agent, duration).await;
+            }
+            Fault::FlushTable(node) => {
+                if self.kill_agent(node).await {
+                    self.flush(node).await?;
+                }
+            }
+            Fault::PartitionNode(node, duration) => {
+                let trouble = self.begin(node, Trouble::NoLink);
+                lab.set_cable(node, false)?;
+                sleep(duration).await;
+                lab.set_cable(node, true)?;
+                self.end(trouble);
+            }
+            Fault::CutFromDatastore(node, duration) => {
+                lab.cut(node, true)?;
+                sleep(duration).await;
+                // Another cut of the node may have ended meanwhile.
+                let _ = lab.cut(node, false);
+            }
+            Fault::StartWithoutDatastore(node, duration) => {
+                lab.cut(node, true)?;
+                let healed = async {
+                    sleep(duration).await;
+                    let _ = lab.cut(node, false);
+                };
+                let started = async {
+                    match self.kill_agent(node).await && !lab.shape.is_windows(node) {
+                        true => self.flush(node).await,
+                        false => Ok(()),
+                    }
+                };
+                tokio::join!(healed, started).1?;
+            }
+            Fault::SlowDatastore(duration) => self.slow_datastore(duration).await,
+            Fault::PauseDatastore(duration) => {
+                let processes = lab.datastore();
+                processes.iter().for_each(|process| process.signal(Signal::STOP));
+                sleep(duration).await;
+                processes.iter().for_each(|process| process.signal(Signal::CONT));
+            }
+            Fault::KillDatastore => lab.datastore().iter().for_each(|process| process.signal(Signal::KILL)),
+            Fault::FullDisk(node, duration) => {
+                lock(&self.full).insert(node);
+                lab.fill_disk(node, true)?;
+                sleep(duration).await;
+                // Another full disk of the node may have ended meanwhile.
+                let _ = lab.fill_disk(node, false);
+            }
+            Fault::PauseHns(node, duration) => {
+                let trouble = self.begin(node, Trouble::Closed);
+                pause(lab.hns(node), duration).await;
+                self.end(trouble);
+            }
+            Fault::RestartHns(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Kills the agent of a node. False if it has none at the moment.
+    async fn kill_agent(&self, node: Node) -> bool {
+        let Some(agent) = self.run.lab.agent(node) else { return false };
+        agent.signal(Signal::KILL);
+        wait_until(AGENT_STARTS, || agent.has_ended()).await
+    }
+
+    /// Removes the table of a node without an agent. Nobody enforces policy until an agent has started; that one closes pods with
+    /// policy, and opens them when it knows the cluster.
+    async fn flush(&self, node: Node) -> Result<()> {
+        let (open, closed) = (self.begin(node, Trouble::NoPolicy), self.begin(node, Trouble::Closed));
+        if let Err(error) = self.run.lab.flush(node) {
+            // A new agent guards the table already, which is then as it was.
+            self.run.tell(format!("the table of node {node} stays: {error:#}"));
+            self.end(open);
+            self.end(closed);
+            return Ok(());
+        }
+        let started = wait_until(AGENT_STARTS, || self.run.lab.agent(node).is_some()).await;
+        started.then_some(()).with_context(|| format!("the agent of node {node} does not start"))?;
+        sleep(AGENT_CLOSES).await;
+        let is_old = lock(&self.full).contains(&node);
+        if !is_old {
+            self.end(open);
+        }
+        self.objects.node_follows(node).await;
+        self.end(open);
+        self.end(closed);
+        self.run.tell(format!("the agent of node {node} follows the cluster again"));
+        Ok(())
+    }
+
+    async fn slow_datastore(&self, duration: Duration) {
+        let processes = self.run.lab.datastore();
+        let mut left = duration;
+        while left > Duration::ZERO {
+            processes.iter().for_each(|process| process.signal(Signal::STOP));
+            sleep(SLOW.0).await;
+            processes.iter().for_each(|process| process.signal(Signal::CONT));
+            sleep(SLOW.1).await;
+            left = left.saturating_sub(SLOW.0 + SLOW.1);
+        }
+    }
+
+    /// The faults of a storm have healed, and all nodes follow the cluster.
+    pub(crate) fn rest(&self) {
+        lock(&self.full).clear();
+        let now = self.run.now();
+        self.run.world().weather.clear(now);
+    }
+
+    fn begin(&self, node: Node, trouble: Trouble) -> crate::weather::Begun {
+        let now = self.run.now();
+        self.run.world().weather.begin(node, trouble, now)
+    }
+
+    fn end(&self, trouble: crate::weather::Begun) {
+        let now = self.run.now();
+        self.run.world().weather.end(trouble, now);
+    }
+}
+
+async fn pause(process: Option<Process>, duration: Duration) {
+    let Some(process) = process else { return };
+    process.signal(Signal::STOP);
+    sleep(duration).await;
+    process.signal(Signal::CONT);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
