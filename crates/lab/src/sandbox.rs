@@ -27,7 +27,7 @@ use crate::services::dns;
 use crate::wine::Programs;
 use crate::{LabDir, LabError};
 
-/// The delay before a pod that could not be started is retried, as a kubelet does.
+/// The delay before a pod that could not be started, or deleted, is retried, as a kubelet does.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A node, as the runtime knows it.
@@ -306,10 +306,15 @@ impl PodTask {
         if let Some(program) = sandbox.program.take() {
             program.kill().await;
         }
-        if sandbox.added
-            && let Err(error) = self.cni("DEL", &sandbox).await
-        {
-            tracing::error!(pod = %self.key, %error, "the CNI plugin did not delete the pod");
+        // Runtimes repeat DEL. Otherwise the pod's endpoint and address would stay for ever if an agent cannot reach the datastore now.
+        while sandbox.added {
+            match self.cni("DEL", &sandbox).await {
+                Ok(_) => sandbox.added = false,
+                Err(error) => {
+                    tracing::warn!(pod = %self.key, %error, "the CNI plugin did not delete the pod; the lab retries");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                }
+            }
         }
         if let Some(id) = sandbox.hcn_namespace {
             let unbound = sandbox.hns(move |hcn| bind_compartment(hcn, id, None)).await;
