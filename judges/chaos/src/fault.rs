@@ -102,7 +102,7 @@ pub(crate) enum Fault {
     FullDisk(Node, Duration),
     /// The HNS of a Windows node stands still, with its switch.
     PauseHns(Node, Duration),
-    /// The HNS of a Windows node restarts, and has lost all ACLs.
+    /// The HNS of a Windows node restarts, and has lost all ACLs and sets.
     RestartHns(Node),
 }
 

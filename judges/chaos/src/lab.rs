@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tortie_hcn::{Address, RemoteHcn};
+use tortie_hns_emulator::Survives;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
 use tortie_lab::LabDir;
@@ -22,6 +24,8 @@ use crate::rules::NAMESPACE;
 const START: Duration = Duration::from_secs(180);
 /// How long it may take to end.
 const END: Duration = Duration::from_secs(60);
+/// How long a call of HNS may take. It may stand still.
+const HNS: Duration = Duration::from_secs(30);
 /// The ports of the three datastores.
 const STORES: &str = "{ 7443, 2379, 6443 }";
 
@@ -56,9 +60,14 @@ impl Process {
 
 impl Lab {
     /// Starts a lab, and waits until it is up.
-    pub(crate) fn up(program: &Path, shape: Shape) -> Result<Self> {
+    pub(crate) fn up(built: &Path, shape: Shape) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("chaos-").tempdir()?;
-        let mut command = Command::new(program);
+        // Agents start again from this file for as long as the run lasts, and somebody may build another one meanwhile.
+        let program = folder.path().join("tortie");
+        if fs::hard_link(built, &program).is_err() {
+            fs::copy(built, &program)?;
+        }
+        let mut command = Command::new(&program);
         let (linux, windows) = (shape.linux.to_string(), shape.windows.to_string());
         command.args(["lab", "up", "--linux", &linux, "--windows", &windows]);
         command.args(["--datastore", shape.datastore.name()]);
@@ -66,7 +75,7 @@ impl Lab {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("tortie lab up")?;
         let lines = lines_of(&mut child, &folder.path().join("lab.log"))?;
-        let mut lab = Self { shape, program: program.to_owned(), folder, child, inside: 0 };
+        let mut lab = Self { shape, program, folder, child, inside: 0 };
         let deadline = Instant::now() + START;
         let mut printed = Vec::new();
         loop {
@@ -138,6 +147,12 @@ impl Lab {
     pub(crate) fn hns(&self, node: Node) -> Option<Process> {
         let socket = self.node_folder(node).join("hns.sock");
         self.process(&format!("tortie-hns {}", socket.display()))
+    }
+
+    /// Restarts the HNS of a Windows node, which loses all ACLs and sets.
+    pub(crate) fn restart_hns(&self, node: Node) -> Result<()> {
+        let hns = RemoteHcn::new(Address::Unix(self.node_folder(node).join("hns.sock")), HNS);
+        Ok(tortie_hns_emulator::restart(&hns, Survives::AllButAclsAndSets)?)
     }
 
     /// The processes that serve the datastore.

@@ -152,7 +152,7 @@ async fn judge(run: &Arc<Run>, options: Options) -> Result<()> {
         objects.missing()
     );
     let mut tasks = JoinSet::new();
-    tasks.spawn(Arc::clone(&objects).settle());
+    (0..shape.nodes()).for_each(|node| drop(tasks.spawn(Arc::clone(&objects).settle(node))));
     tasks.spawn(Arc::clone(&traffic).send_datagrams());
     tasks.spawn(Arc::clone(&traffic).send_connections());
     tasks.spawn(flows::keep(Arc::clone(run), Arc::clone(&traffic), shape.nodes(), dice));
@@ -240,7 +240,7 @@ async fn rest(
         return Ok(());
     }
     let begun = run.now();
-    if !run::wait_until(RECOVERY, || objects.all_run() && run.world().is_settled()).await {
+    if !run::wait_until(RECOVERY, || objects.all_run() && run.world().is_settled_everywhere()).await {
         run.blame(format!(
             "not all is in force {} s after the last fault; places without pods: {:?}; {}",
             RECOVERY.as_secs(),

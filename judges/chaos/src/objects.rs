@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tortie_api::manifest::{self, Object};
 use tortie_api::{Key, Kind};
 use tortie_store::rpc::Remote;
-use tortie_store::{Store, StoreError, wait_for_reports, wait_in_force};
+use tortie_store::{Store, StoreError, wait_for_reports};
 
 use crate::fault::{Change, Node, Place};
 use crate::oracle::{PodId, Written};
@@ -250,18 +250,18 @@ impl Objects {
         }
     }
 
-    /// Settles what is in force everywhere, until the run ends.
-    pub(crate) async fn settle(self: Arc<Self>) {
+    /// Settles what is in force on a node, until the run ends.
+    pub(crate) async fn settle(self: Arc<Self>, node: Node) {
         loop {
             sleep(AGAIN).await;
             let (written, now) = (self.run.world().written(), self.run.now());
-            if self.run.world().is_settled() {
+            if self.run.world().is_settled(node) {
                 continue;
             }
-            match timeout(REPORTS * 3, self.in_force(&written)).await {
+            match timeout(REPORTS * 3, self.in_force(node, &written)).await {
                 Ok(Ok(())) => {
                     let mut world = self.run.world();
-                    world.settle(&written, self.run.now());
+                    world.settle(node, &written, self.run.now());
                     world.forget(now.saturating_sub(HISTORY));
                 }
                 Ok(Err(error)) => *lock(&self.late) = format!("{error:#}"),
@@ -270,8 +270,8 @@ impl Objects {
         }
     }
 
-    /// Waits a while until writes are in force everywhere.
-    async fn in_force(&self, written: &Written) -> Result<()> {
+    /// Waits a while until writes are in force on a node.
+    async fn in_force(&self, node: Node, written: &Written) -> Result<()> {
         // An agent copies the labels of a pod, and an address stays its pod's until CNI DEL, both after the write of the Pod.
         let endpoints = self.store.list(Kind::WorkloadEndpoint).await?;
         let mut owners: BTreeMap<Ipv4Addr, Vec<String>> = BTreeMap::new();
@@ -290,7 +290,8 @@ impl Objects {
             }
         }
         let positions = self.store.barrier(&KINDS).await?;
-        wait_in_force(&self.store, &positions, REPORTS).await?;
+        let nodes: BTreeSet<String> = [self.run.lab.shape.name(node)].into();
+        wait_for_reports(&self.store, Some(&nodes), &positions, REPORTS, |_| true).await?;
         Ok(())
     }
 

@@ -55,6 +55,7 @@ pub(crate) struct World {
     pods: BTreeMap<PodId, Pod>,
     /// The color of the owner of an address, as other nodes know it. `None`: nobody has it.
     addresses: BTreeMap<Ipv4Addr, Known<Option<Color>>>,
+    nodes: Vec<Node>,
     pub(crate) weather: Weather,
 }
 
@@ -69,12 +70,13 @@ pub(crate) struct Written {
 }
 
 impl World {
-    /// A world without policies and pods.
-    pub(crate) fn new() -> Self {
+    /// A world with that many nodes, and without policies and pods.
+    pub(crate) fn new(nodes: usize) -> Self {
         Self {
             policies: subjects().map(|subject| (subject, Known::new(None))).collect(),
             pods: BTreeMap::new(),
             addresses: BTreeMap::new(),
+            nodes: (0..nodes).collect(),
             weather: Weather::default(),
         }
     }
@@ -141,31 +143,37 @@ impl World {
         }
     }
 
-    /// Writes are in force everywhere.
-    pub(crate) fn settle(&mut self, written: &Written, now: Moment) {
+    /// Writes are in force on a node.
+    pub(crate) fn settle(&mut self, node: Node, written: &Written, now: Moment) {
         for (key, policy) in &mut self.policies {
-            policy.settle(written.policies.get(key).copied().unwrap_or_default(), now);
+            policy.settle(node, written.policies.get(key).copied().unwrap_or_default(), now);
         }
         for (key, pod) in &mut self.pods {
-            pod.color.settle(written.pods.get(key).copied().unwrap_or_default(), now);
+            pod.color.settle(node, written.pods.get(key).copied().unwrap_or_default(), now);
         }
         for (key, owner) in &mut self.addresses {
-            owner.settle(written.addresses.get(key).copied().unwrap_or_default(), now);
+            owner.settle(node, written.addresses.get(key).copied().unwrap_or_default(), now);
         }
     }
 
+    /// True if nothing is pending on a node.
+    pub(crate) fn is_settled(&self, node: Node) -> bool {
+        self.policies.values().all(|policy| policy.is_settled(node))
+            && self.pods.values().all(|pod| pod.color.is_settled(node))
+            && self.addresses.values().all(|owner| owner.is_settled(node))
+    }
+
     /// True if nothing is pending.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.policies.values().all(Known::is_settled)
-            && self.pods.values().all(|pod| pod.color.is_settled())
-            && self.addresses.values().all(Known::is_settled)
+    pub(crate) fn is_settled_everywhere(&self) -> bool {
+        self.nodes.iter().all(|node| self.is_settled(*node))
     }
 
     /// Forgets what counted only before a moment.
     pub(crate) fn forget(&mut self, before: Moment) {
-        self.policies.values_mut().for_each(|policy| policy.forget(before));
-        self.pods.values_mut().for_each(|pod| pod.color.forget(before));
-        self.addresses.values_mut().for_each(|owner| owner.forget(before));
+        let nodes = &self.nodes;
+        self.policies.values_mut().for_each(|policy| policy.forget(nodes, before));
+        self.pods.values_mut().for_each(|pod| pod.color.forget(nodes, before));
+        self.addresses.values_mut().for_each(|owner| owner.forget(nodes, before));
     }
 
     /// What must become of a packet.
@@ -195,12 +203,12 @@ impl World {
     /// The verdicts that the node of a pod may have.
     fn verdicts(&self, direction: Direction, own: &Pod, other: &Pod, packet: Packet) -> Vec<bool> {
         let others: Vec<Option<Color>> = match self.addresses.get(&other.address) {
-            Some(owner) => owner.possible(packet.span).copied().collect(),
+            Some(owner) => owner.possible(own.node, packet.span).copied().collect(),
             None => vec![None],
         };
-        let colors = own.color.possible(packet.span);
+        let colors = own.color.possible(own.node, packet.span);
         let policies = colors.filter_map(|color| self.policies.get(&(direction, *color)));
-        let rules = policies.flat_map(|policy| policy.possible(packet.span));
+        let rules = policies.flat_map(|policy| policy.possible(own.node, packet.span));
         rules
             .flat_map(|rule| others.iter().map(|other| rules::allows(rule.as_ref(), *other, packet.protocol)))
             .collect()
@@ -213,11 +221,11 @@ impl World {
         };
         let mut lines = Vec::new();
         for (direction, own, other) in [(Direction::Egress, from, to), (Direction::Ingress, to, from)] {
-            let colors: Vec<Color> = own.color.possible(packet.span).copied().collect();
+            let colors: Vec<Color> = own.color.possible(own.node, packet.span).copied().collect();
             for color in &colors {
                 let Some(policy) = self.policies.get(&(direction, *color)) else { continue };
                 let rules: Vec<String> =
-                    policy.possible(packet.span).map(|rule| rules::shown(rule.as_ref())).collect();
+                    policy.possible(own.node, packet.span).map(|rule| rules::shown(rule.as_ref())).collect();
                 lines.push(format!(
                     "{} may be: {}",
                     rules::key((direction, *color)).name,
@@ -225,7 +233,7 @@ impl World {
                 ));
             }
             let owner = self.addresses.get(&other.address);
-            let owners = owner.into_iter().flat_map(|owner| owner.possible(packet.span));
+            let owners = owner.into_iter().flat_map(|owner| owner.possible(own.node, packet.span));
             let owners: Vec<&str> = owners.map(|color| color.map_or("nobody", Color::name)).collect();
             lines.push(format!("{} may belong to: {}", other.address, owners.join("; or ")));
         }
@@ -252,11 +260,16 @@ mod tests {
 
     /// A red pod 1 on node 0 and a blue pod 2 on node 1, both since the first second and known everywhere.
     fn world() -> World {
-        let mut world = World::new();
+        let mut world = World::new(2);
         world.add(1, 0, address(1), RED, at(1));
         world.add(2, 1, address(2), BLUE, at(1));
-        world.settle(&world.written(), at(5));
+        everywhere(&mut world, at(5));
         world
+    }
+
+    fn everywhere(world: &mut World, now: Moment) {
+        let written = world.written();
+        (0..2).for_each(|node| world.settle(node, &written, now));
     }
 
     fn only(color: Color) -> Option<Rule> {
@@ -282,7 +295,7 @@ mod tests {
         assert_eq!(expected(&world, 1, 2, 10), Expected::Allowed);
         assert_eq!(expected(&world, 1, 2, 20), Expected::Either);
         assert_eq!(expected(&world, 2, 1, 20), Expected::Allowed, "the other direction");
-        world.settle(&world.written(), at(30));
+        everywhere(&mut world, at(30));
         assert_eq!(expected(&world, 1, 2, 29), Expected::Either);
         assert_eq!(expected(&world, 1, 2, 31), Expected::Denied);
         // Both denied before, and denied after it.
@@ -297,20 +310,31 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_depends_on_its_two_nodes() {
+        let mut world = world();
+        policy(&mut world, Direction::Ingress, BLUE, only(BLUE), 20);
+        world.settle(1, &world.written(), at(30));
+        assert_eq!(expected(&world, 1, 2, 31), Expected::Denied, "node 1 judges it");
+        policy(&mut world, Direction::Egress, BLUE, only(BLUE), 40);
+        world.settle(0, &world.written(), at(50));
+        assert_eq!(expected(&world, 2, 1, 51), Expected::Either, "node 1 may not know the second policy");
+    }
+
+    #[test]
     fn own_node_and_other_nodes_may_know_different_colors() {
         let mut world = world();
         policy(&mut world, Direction::Ingress, BLUE, only(RED), 10);
         policy(&mut world, Direction::Egress, RED, only(BLUE), 10);
-        world.settle(&world.written(), at(20));
+        everywhere(&mut world, at(20));
         assert_eq!(expected(&world, 1, 2, 30), Expected::Allowed);
         world.color(1, BLUE, at(40));
         assert_eq!(expected(&world, 1, 2, 40), Expected::Either);
-        world.settle(&world.written(), at(41));
-        assert!(!world.is_settled(), "the write is not done");
+        everywhere(&mut world, at(41));
+        assert!(!world.is_settled_everywhere(), "the write is not done");
         assert_eq!(expected(&world, 1, 2, 42), Expected::Either);
         world.done(1);
-        world.settle(&world.written(), at(43));
-        assert!(world.is_settled());
+        everywhere(&mut world, at(43));
+        assert!(world.is_settled_everywhere());
         assert_eq!(expected(&world, 1, 2, 44), Expected::Denied);
     }
 
@@ -318,7 +342,7 @@ mod tests {
     fn a_new_pod_may_count_as_nobody_or_as_the_one_that_had_its_address() {
         let mut world = world();
         policy(&mut world, Direction::Ingress, BLUE, only(RED), 10);
-        world.settle(&world.written(), at(20));
+        everywhere(&mut world, at(20));
         world.leave(1, at(30));
         assert_eq!(expected(&world, 1, 2, 30), Expected::Either, "it may still run");
         world.done(1);
@@ -326,7 +350,7 @@ mod tests {
         assert_eq!(expected(&world, 1, 2, 31), Expected::Either, "nobody asks about it");
         world.add(3, 0, address(1), BLUE, at(32));
         assert_eq!(expected(&world, 3, 2, 33), Expected::Either, "its address was that of a red pod");
-        world.settle(&world.written(), at(40));
+        everywhere(&mut world, at(40));
         assert_eq!(expected(&world, 3, 2, 41), Expected::Denied);
         world.add(4, 0, address(4), BLUE, at(42));
         assert_eq!(expected(&world, 4, 2, 43), Expected::Denied, "nobody is denied, and so is blue");
@@ -340,7 +364,7 @@ mod tests {
         let mut world = world();
         policy(&mut world, Direction::Ingress, BLUE, only(BLUE), 10);
         policy(&mut world, Direction::Ingress, RED, only(BLUE), 10);
-        world.settle(&world.written(), at(20));
+        everywhere(&mut world, at(20));
         let link = world.weather.begin(0, Trouble::NoLink, at(30));
         assert_eq!(expected(&world, 2, 1, 29), Expected::Either, "it may be on its way");
         assert_eq!(expected(&world, 2, 1, 28), Expected::Allowed);
@@ -359,7 +383,7 @@ mod tests {
         let mut world = world();
         for second in 10..20 {
             policy(&mut world, Direction::Ingress, BLUE, only(BLUE), second);
-            world.settle(&world.written(), at(second));
+            everywhere(&mut world, at(second));
         }
         let before = expected(&world, 1, 2, 30);
         world.forget(at(25));

@@ -38,10 +38,11 @@ pub(crate) struct Counts {
 
 impl Run {
     pub(crate) fn new(lab: Lab, repeat: String) -> Self {
+        let world = Mutex::new(World::new(lab.shape.nodes()));
         Self {
             lab,
             start: Instant::now(),
-            world: Mutex::new(World::new()),
+            world,
             events: Mutex::default(),
             wrong: Mutex::default(),
             repeat,

@@ -1,6 +1,6 @@
 //! Carries out faults, and heals them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::fault::{Fault, Node};
+use crate::known::Moment;
 use crate::lab::Process;
 use crate::objects::Objects;
 use crate::run::{Run, wait_until};
@@ -18,6 +19,9 @@ use crate::weather::Trouble;
 const AGENT_STARTS: Duration = Duration::from_secs(40);
 /// How long an agent that has started may take to close what the table of its node should close: it reads a file first.
 const AGENT_CLOSES: Duration = Duration::from_secs(5);
+/// The agent of a Windows node looks at HNS every ten seconds (docs/operate.md), and once when it starts. It may have to be started
+/// first, and HNS has many calls to answer.
+const AGENT_LOOKS: Duration = Duration::from_secs(25);
 /// A slow datastore stands still for the first time, and works for the second time.
 const SLOW: (Duration, Duration) = (Duration::from_millis(400), Duration::from_millis(100));
 
@@ -27,11 +31,13 @@ pub(crate) struct Storms {
     objects: Arc<Objects>,
     /// The nodes whose disks were full since the last rest. What their agents have saved may be old.
     full: Mutex<BTreeSet<Node>>,
+    /// When an agent or its HNS last stood still or ended.
+    disturbed: Mutex<BTreeMap<Node, Moment>>,
 }
 
 impl Storms {
     pub(crate) fn new(run: Arc<Run>, objects: Arc<Objects>) -> Arc<Self> {
-        Arc::new(Self { run, objects, full: Mutex::default() })
+        Arc::new(Self { run, objects, full: Mutex::default(), disturbed: Mutex::default() })
     }
 
     /// Carries out a fault, and returns when it has healed.
@@ -54,6 +60,7 @@ impl Storms {
             Fault::PauseAgent(node, duration) => {
                 let agent = lab.agent(node);
                 pause(agent, duration).await;
+                self.disturb(node);
             }
             Fault::FlushTable(node) => {
                 if self.kill_agent(node).await {
@@ -106,8 +113,9 @@ impl Storms {
                 let trouble = self.begin(node, Trouble::Closed);
                 pause(lab.hns(node), duration).await;
                 self.end(trouble);
+                self.disturb(node);
             }
-            Fault::RestartHns(_) => {}
+            Fault::RestartHns(node) => self.restart_hns(node).await?,
         }
         Ok(())
     }
@@ -116,7 +124,33 @@ impl Storms {
     async fn kill_agent(&self, node: Node) -> bool {
         let Some(agent) = self.run.lab.agent(node) else { return false };
         agent.signal(Signal::KILL);
+        self.disturb(node);
         wait_until(AGENT_STARTS, || agent.has_ended()).await
+    }
+
+    /// The agent of a Windows node looks at HNS every ten seconds. Until it has done so without being disturbed, nobody enforces policy
+    /// there.
+    async fn restart_hns(&self, node: Node) -> Result<()> {
+        let open = self.begin(node, Trouble::NoPolicy);
+        let shared = Arc::clone(&self.run);
+        tokio::task::spawn_blocking(move || shared.lab.restart_hns(node)).await??;
+        self.disturb(node);
+        loop {
+            let disturbed = lock(&self.disturbed).get(&node).copied().unwrap_or_default();
+            let looked = disturbed + AGENT_LOOKS;
+            if self.run.now() > looked {
+                break;
+            }
+            sleep(looked.saturating_sub(self.run.now()) + Duration::from_millis(1)).await;
+        }
+        self.end(open);
+        self.run.tell(format!("the agent of node {node} has looked at HNS"));
+        Ok(())
+    }
+
+    /// The agent of a node or its HNS has just been stopped, or goes on.
+    fn disturb(&self, node: Node) {
+        lock(&self.disturbed).insert(node, self.run.now());
     }
 
     /// Removes the table of a node without an agent. Nobody enforces policy until an agent has started; that one closes pods with
