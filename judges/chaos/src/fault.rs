@@ -82,6 +82,8 @@ impl Shape {
 pub(crate) enum Fault {
     /// The agent ends without a chance to clean up. The lab starts it again.
     KillAgent(Node),
+    /// The agent is killed again and again, soon after each start.
+    CrashLoop(Node, Duration),
     /// The agent's process stands still.
     PauseAgent(Node, Duration),
     /// Somebody removes the nftables table of a Linux node whose agent was killed a moment before.
@@ -113,7 +115,8 @@ impl Fault {
             Self::KillAgent(_) | Self::FlushTable(_) | Self::KillDatastore | Self::RestartHns(_) => {
                 Duration::ZERO
             }
-            Self::PauseAgent(_, duration)
+            Self::CrashLoop(_, duration)
+            | Self::PauseAgent(_, duration)
             | Self::PartitionNode(_, duration)
             | Self::CutFromDatastore(_, duration)
             | Self::StartWithoutDatastore(_, duration)
@@ -128,6 +131,7 @@ impl Fault {
     pub(crate) fn node(self) -> Option<Node> {
         match self {
             Self::KillAgent(node)
+            | Self::CrashLoop(node, _)
             | Self::PauseAgent(node, _)
             | Self::FlushTable(node)
             | Self::PartitionNode(node, _)
@@ -144,6 +148,7 @@ impl Fault {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::KillAgent(_) => "KillAgent",
+            Self::CrashLoop(..) => "CrashLoop",
             Self::PauseAgent(..) => "PauseAgent",
             Self::FlushTable(_) => "FlushTable",
             Self::PartitionNode(..) => "PartitionNode",

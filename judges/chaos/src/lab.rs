@@ -53,8 +53,17 @@ impl Process {
 
     /// True if it no longer holds anything: it is gone, or its parent has not yet asked how it ended.
     pub(crate) fn has_ended(self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0)).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+        self.state().is_none_or(|state| "ZX".contains(state))
+    }
+
+    /// True unless it has ended or stands still.
+    pub(crate) fn runs(self) -> bool {
+        self.state().is_some_and(|state| !"ZXT".contains(state))
+    }
+
+    fn state(self) -> Option<char> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0)).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
     }
 }
 
@@ -155,12 +164,12 @@ impl Lab {
         Ok(tortie_hns_emulator::restart(&hns, Survives::AllButAclsAndSets)?)
     }
 
-    /// The processes that serve the datastore.
-    pub(crate) fn datastore(&self) -> Vec<Process> {
+    /// The process that serves the datastore. etcd may just have ended.
+    pub(crate) fn datastore(&self) -> Option<Process> {
         match self.shape.datastore {
-            Datastore::Embedded => vec![Process(self.inside)],
-            Datastore::Etcd => self.process("etcd --name=lab").into_iter().collect(),
-            Datastore::Kubernetes => self.process("kube-apiserver").into_iter().collect(),
+            Datastore::Embedded => Some(Process(self.inside)),
+            Datastore::Etcd => self.process("etcd --name=lab "),
+            Datastore::Kubernetes => self.process("/kube kube-apiserver "),
         }
     }
 
@@ -174,7 +183,8 @@ impl Lab {
 
     /// The processes that were started with the lab's folder in their environment or arguments.
     pub(crate) fn processes(&self) -> Vec<(Process, String)> {
-        processes_of(&self.path())
+        let mine = self.path().display().to_string();
+        processes_with(|command, environment| command.contains(&mine) || environment().contains(&mine))
     }
 
     /// Pulls the cable of a node on the underlay, or plugs it in.
@@ -315,8 +325,8 @@ fn nft(netns: &NetNs, text: &str) -> Result<()> {
     Ok(())
 }
 
-fn processes_of(lab: &Path) -> Vec<(Process, String)> {
-    let mine = lab.display().to_string();
+/// The processes of the machine with a command line, or an environment.
+fn processes_with(is_such: impl Fn(&str, &dyn Fn() -> String) -> bool) -> Vec<(Process, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -325,7 +335,7 @@ fn processes_of(lab: &Path) -> Vec<(Process, String)> {
             String::from_utf8_lossy(&bytes).replace('\0', " ")
         };
         let command = read("cmdline");
-        if command.contains(&mine) || read("environ").contains(&mine) {
+        if is_such(&command, &|| read("environ")) {
             found.push((Process(pid), command));
         }
     }

@@ -12,6 +12,7 @@ mod fault;
 mod flows;
 mod known;
 mod lab;
+mod marks;
 mod objects;
 mod oracle;
 mod plan;
@@ -66,6 +67,9 @@ fn main() -> std::process::ExitCode {
 fn run(arguments: &[&str]) -> Result<()> {
     let options = options(arguments)?;
     setup::packages::require_root("network namespaces")?;
+    if options.datastore != Datastore::Embedded {
+        setup::packages::servers()?;
+    }
     let program = setup::program("tortie")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(chaos(options, program))

@@ -15,6 +15,7 @@ use tortie_store::rpc::Remote;
 use tortie_store::{Store, StoreError, wait_for_reports};
 
 use crate::fault::{Change, Node, Place};
+use crate::marks;
 use crate::oracle::{PodId, Written};
 use crate::rules::{self, Color, LABEL, NAMESPACE, Rule, Subject};
 use crate::run::Run;
@@ -127,7 +128,10 @@ impl Objects {
         }
         match &rule {
             Some(rule) => self.apply(&rules::manifest(subject, rule)).await,
-            None => self.insist_gone(&rules::key(subject)).await,
+            None => {
+                self.insist_gone(&rules::key(subject)).await;
+                self.mark(rules::key(subject).kind).await;
+            }
         }
         if let Some(policy) = self.run.world().policy(subject) {
             policy.done();
@@ -231,6 +235,13 @@ impl Objects {
         }
     }
 
+    /// Makes a position of which everybody who reaches it knows the deletions of a kind until now.
+    async fn mark(&self, kind: Kind) {
+        if let Some(mark) = marks::mark(self.run.lab.shape.datastore, kind, self.run.now()) {
+            self.apply(&mark).await;
+        }
+    }
+
     async fn insist_gone(&self, key: &Key) {
         loop {
             match timeout(CALL, self.store.delete(key, None)).await {
@@ -288,6 +299,9 @@ impl Objects {
             if stored != expected {
                 bail!("{address} belongs to {stored:?} in the datastore, and not yet to {expected:?}");
             }
+        }
+        for kind in [Kind::WorkloadEndpoint, Kind::Pod] {
+            self.mark(kind).await;
         }
         let positions = self.store.barrier(&KINDS).await?;
         let nodes: BTreeSet<String> = [self.run.lab.shape.name(node)].into();

@@ -32,7 +32,9 @@ pub(crate) fn storm(seed: u64, number: usize, shape: Shape) -> Storm {
     }
     let mut now = Duration::ZERO;
     while now < STORM {
-        events.push((now, Event::Change(change(&mut dice, shape))));
+        // Some come at once, so that nodes meet several of them together.
+        let burst = if dice.percent(20) { dice.between(2, 6) } else { 1 };
+        events.extend((0..burst).map(|_| (now, Event::Change(change(&mut dice, shape)))));
         now += millis(&mut dice, BETWEEN_CHANGES);
     }
     events.sort_by_key(|(at, _)| *at);
@@ -49,7 +51,8 @@ fn fault(dice: &mut Dice, shape: Shape, left: Duration) -> Fault {
     let duration = millis(dice, FAULT).min(left);
     let windows = shape.is_windows(node);
     match dice.below(100) {
-        0..20 => Fault::KillAgent(node),
+        0..10 => Fault::KillAgent(node),
+        10..20 => Fault::CrashLoop(node, duration),
         20..30 => Fault::PauseAgent(node, duration),
         30..40 if windows => Fault::RestartHns(node),
         30..40 => Fault::FlushTable(node),
@@ -128,7 +131,7 @@ mod tests {
                 assert!(!of_linux || !shape.is_windows(node), "{fault}");
             }
         }
-        assert_eq!(names.len(), 12, "{names:?}");
+        assert_eq!(names.len(), 13, "{names:?}");
     }
 
     #[test]

@@ -1,22 +1,26 @@
 //! Carries out faults, and heals them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
 use rustix::process::Signal;
 use tokio::time::sleep;
 
-use crate::fault::{Fault, Node};
-use crate::known::Moment;
+use crate::fault::{Datastore, Fault, Node};
 use crate::lab::Process;
 use crate::objects::Objects;
 use crate::run::{Run, wait_until};
 use crate::weather::Trouble;
 
-/// How long the lab may take to start an agent again: it waits ten seconds at most, and the machine is busy.
-const AGENT_STARTS: Duration = Duration::from_secs(40);
+/// How long a process may take to end when it is killed.
+const ENDS: Duration = Duration::from_secs(10);
+/// How long agents live in a crash loop: from before they have read anything to after they have begun to work.
+const FIRST_LIFE: Duration = Duration::from_millis(10);
+const LAST_LIFE: Duration = Duration::from_millis(1_000);
+/// The interval of looks at processes.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long an agent that has started may take to close what the table of its node should close: it reads a file first.
 const AGENT_CLOSES: Duration = Duration::from_secs(5);
 /// The agent of a Windows node looks at HNS every ten seconds (docs/operate.md), and once when it starts. It may have to be started
@@ -31,13 +35,11 @@ pub(crate) struct Storms {
     objects: Arc<Objects>,
     /// The nodes whose disks were full since the last rest. What their agents have saved may be old.
     full: Mutex<BTreeSet<Node>>,
-    /// When an agent or its HNS last stood still or ended.
-    disturbed: Mutex<BTreeMap<Node, Moment>>,
 }
 
 impl Storms {
     pub(crate) fn new(run: Arc<Run>, objects: Arc<Objects>) -> Arc<Self> {
-        Arc::new(Self { run, objects, full: Mutex::default(), disturbed: Mutex::default() })
+        Arc::new(Self { run, objects, full: Mutex::default() })
     }
 
     /// Carries out a fault, and returns when it has healed.
@@ -57,10 +59,10 @@ impl Storms {
             Fault::KillAgent(node) => {
                 self.kill_agent(node).await;
             }
+            Fault::CrashLoop(node, duration) => self.crash_loop(node, duration).await,
             Fault::PauseAgent(node, duration) => {
                 let agent = lab.agent(node);
                 pause(agent, duration).await;
-                self.disturb(node);
             }
             Fault::FlushTable(node) => {
                 if self.kill_agent(node).await {
@@ -94,14 +96,16 @@ impl Storms {
                 };
                 tokio::join!(healed, started).1?;
             }
-            Fault::SlowDatastore(duration) => self.slow_datastore(duration).await,
+            Fault::SlowDatastore(duration) => self.slow_datastore(duration).await?,
             Fault::PauseDatastore(duration) => {
-                let processes = lab.datastore();
-                processes.iter().for_each(|process| process.signal(Signal::STOP));
-                sleep(duration).await;
-                processes.iter().for_each(|process| process.signal(Signal::CONT));
+                let process = self.datastore()?;
+                pause(process, duration).await;
             }
-            Fault::KillDatastore => lab.datastore().iter().for_each(|process| process.signal(Signal::KILL)),
+            Fault::KillDatastore => {
+                if let Some(process) = self.datastore()? {
+                    process.signal(Signal::KILL);
+                }
+            }
             Fault::FullDisk(node, duration) => {
                 lock(&self.full).insert(node);
                 lab.fill_disk(node, true)?;
@@ -113,7 +117,6 @@ impl Storms {
                 let trouble = self.begin(node, Trouble::Closed);
                 pause(lab.hns(node), duration).await;
                 self.end(trouble);
-                self.disturb(node);
             }
             Fault::RestartHns(node) => self.restart_hns(node).await?,
         }
@@ -124,33 +127,50 @@ impl Storms {
     async fn kill_agent(&self, node: Node) -> bool {
         let Some(agent) = self.run.lab.agent(node) else { return false };
         agent.signal(Signal::KILL);
-        self.disturb(node);
-        wait_until(AGENT_STARTS, || agent.has_ended()).await
+        wait_until(ENDS, || agent.has_ended()).await
     }
 
-    /// The agent of a Windows node looks at HNS every ten seconds. Until it has done so without being disturbed, nobody enforces policy
-    /// there.
+    /// Kills the agent of a node again and again, each time a little later after its start.
+    async fn crash_loop(&self, node: Node, duration: Duration) {
+        let end = self.run.now() + duration;
+        let mut life = FIRST_LIFE;
+        while self.run.now() < end {
+            if self.kill_agent(node).await {
+                wait_until(end.saturating_sub(self.run.now()), || self.run.lab.agent(node).is_some()).await;
+                sleep(life.min(end.saturating_sub(self.run.now()))).await;
+                life = if life > LAST_LIFE { FIRST_LIFE } else { life * 2 };
+            } else {
+                sleep(LOOK).await;
+            }
+        }
+    }
+
+    /// Nobody enforces policy on a Windows node until its agent has looked at HNS.
     async fn restart_hns(&self, node: Node) -> Result<()> {
         let open = self.begin(node, Trouble::NoPolicy);
         let shared = Arc::clone(&self.run);
         tokio::task::spawn_blocking(move || shared.lab.restart_hns(node)).await??;
-        self.disturb(node);
-        loop {
-            let disturbed = lock(&self.disturbed).get(&node).copied().unwrap_or_default();
-            let looked = disturbed + AGENT_LOOKS;
-            if self.run.now() > looked {
-                break;
-            }
-            sleep(looked.saturating_sub(self.run.now()) + Duration::from_millis(1)).await;
-        }
+        self.steady(node, AGENT_LOOKS).await;
         self.end(open);
         self.run.tell(format!("the agent of node {node} has looked at HNS"));
         Ok(())
     }
 
-    /// The agent of a node or its HNS has just been stopped, or goes on.
-    fn disturb(&self, node: Node) {
-        lock(&self.disturbed).insert(node, self.run.now());
+    /// Waits until one agent of a node, and one HNS, have run for that long without standing still.
+    async fn steady(&self, node: Node, duration: Duration) {
+        let lab = &self.run.lab;
+        loop {
+            sleep(LOOK).await;
+            let Some(agent) = lab.agent(node) else { continue };
+            let hns = if lab.shape.is_windows(node) { lab.hns(node) } else { None };
+            let begun = self.run.now();
+            while [Some(agent), hns].into_iter().flatten().all(Process::runs) {
+                if self.run.now() > begun + duration {
+                    return;
+                }
+                sleep(LOOK).await;
+            }
+        }
     }
 
     /// Removes the table of a node without an agent. Nobody enforces policy until an agent has started; that one closes pods with
@@ -164,9 +184,7 @@ impl Storms {
             self.end(closed);
             return Ok(());
         }
-        let started = wait_until(AGENT_STARTS, || self.run.lab.agent(node).is_some()).await;
-        started.then_some(()).with_context(|| format!("the agent of node {node} does not start"))?;
-        sleep(AGENT_CLOSES).await;
+        self.steady(node, AGENT_CLOSES).await;
         let is_old = lock(&self.full).contains(&node);
         if !is_old {
             self.end(open);
@@ -178,16 +196,23 @@ impl Storms {
         Ok(())
     }
 
-    async fn slow_datastore(&self, duration: Duration) {
-        let processes = self.run.lab.datastore();
+    async fn slow_datastore(&self, duration: Duration) -> Result<()> {
         let mut left = duration;
         while left > Duration::ZERO {
-            processes.iter().for_each(|process| process.signal(Signal::STOP));
-            sleep(SLOW.0).await;
-            processes.iter().for_each(|process| process.signal(Signal::CONT));
+            let process = self.datastore()?;
+            pause(process, SLOW.0).await;
             sleep(SLOW.1).await;
             left = left.saturating_sub(SLOW.0 + SLOW.1);
         }
+        Ok(())
+    }
+
+    /// The datastore's process. Only etcd is killed, and may be missing for a moment.
+    fn datastore(&self) -> Result<Option<Process>> {
+        let process = self.run.lab.datastore();
+        let may_be_missing = self.run.lab.shape.datastore == Datastore::Etcd;
+        ensure!(process.is_some() || may_be_missing, "the datastore has no process");
+        Ok(process)
     }
 
     /// The faults of a storm have healed, and all nodes follow the cluster.
