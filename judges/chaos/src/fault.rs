@@ -82,12 +82,16 @@ impl Shape {
 pub(crate) enum Fault {
     /// The agent ends without a chance to clean up. The lab starts it again.
     KillAgent(Node),
+    /// The agent is asked to end, as by an upgrade or a reboot. The lab starts it again.
+    StopAgent(Node),
     /// The agent is killed again and again, soon after each start.
     CrashLoop(Node, Duration),
     /// The agent's process stands still.
     PauseAgent(Node, Duration),
     /// Somebody removes the nftables table of a Linux node whose agent was killed a moment before.
     FlushTable(Node),
+    /// Somebody removes the routes to the pods of a Linux node, and its VXLAN link.
+    RemoveRoutes(Node),
     /// The cable of a node on the underlay is pulled. It carries the datastore, too.
     PartitionNode(Node, Duration),
     /// A node's agent cannot reach the datastore. Its pods are not concerned.
@@ -112,9 +116,12 @@ impl Fault {
     /// How long it lasts.
     pub(crate) fn duration(self) -> Duration {
         match self {
-            Self::KillAgent(_) | Self::FlushTable(_) | Self::KillDatastore | Self::RestartHns(_) => {
-                Duration::ZERO
-            }
+            Self::KillAgent(_)
+            | Self::StopAgent(_)
+            | Self::FlushTable(_)
+            | Self::RemoveRoutes(_)
+            | Self::KillDatastore
+            | Self::RestartHns(_) => Duration::ZERO,
             Self::CrashLoop(_, duration)
             | Self::PauseAgent(_, duration)
             | Self::PartitionNode(_, duration)
@@ -131,6 +138,8 @@ impl Fault {
     pub(crate) fn node(self) -> Option<Node> {
         match self {
             Self::KillAgent(node)
+            | Self::StopAgent(node)
+            | Self::RemoveRoutes(node)
             | Self::CrashLoop(node, _)
             | Self::PauseAgent(node, _)
             | Self::FlushTable(node)
@@ -148,9 +157,11 @@ impl Fault {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::KillAgent(_) => "KillAgent",
+            Self::StopAgent(_) => "StopAgent",
             Self::CrashLoop(..) => "CrashLoop",
             Self::PauseAgent(..) => "PauseAgent",
             Self::FlushTable(_) => "FlushTable",
+            Self::RemoveRoutes(_) => "RemoveRoutes",
             Self::PartitionNode(..) => "PartitionNode",
             Self::CutFromDatastore(..) => "CutFromDatastore",
             Self::StartWithoutDatastore(..) => "StartWithoutDatastore",

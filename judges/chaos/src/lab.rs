@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use tortie_hcn::{Address, RemoteHcn};
 use tortie_hns_emulator::Survives;
 use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::{Nft, Op, Transaction};
 use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
 use tortie_lab::LabDir;
 use tortie_store::rpc::Remote;
@@ -26,6 +27,8 @@ const START: Duration = Duration::from_secs(180);
 const END: Duration = Duration::from_secs(60);
 /// How long a call of HNS may take. It may stand still.
 const HNS: Duration = Duration::from_secs(30);
+/// How long one tries to remove a table. Afterwards a new agent guards it.
+const FLUSH: Duration = Duration::from_millis(500);
 /// The ports of the three datastores.
 const STORES: &str = "{ 7443, 2379, 6443 }";
 
@@ -173,11 +176,13 @@ impl Lab {
         }
     }
 
+    /// A process in the lab's PID namespace.
     fn process(&self, part: &str) -> Option<Process> {
-        let found = self
-            .processes()
+        let pids = |process: u32| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+        let inside = pids(self.inside);
+        let found = processes_with(|command, _| command.contains(part))
             .into_iter()
-            .find(|(process, command)| command.contains(part) && !process.has_ended());
+            .find(|(process, _)| pids(process.0) == inside && !process.has_ended());
         found.map(|(process, _)| process)
     }
 
@@ -212,9 +217,33 @@ impl Lab {
         nft(&self.netns()?, &format!("{verb} element ip chaos cut {{ 192.0.2.{} }}", 11 + node))
     }
 
-    /// Removes the table of a node.
-    pub(crate) fn flush(&self, node: Node) -> Result<()> {
-        nft(&self.netns_of_node(node)?, "delete table inet tortie")
+    /// Kills the agent of a Linux node, and removes the table before a new one guards it.
+    pub(crate) fn flush(&self, node: Node, agent: Process) -> Result<()> {
+        let work = || -> Result<()> {
+            let mut nft = Nft::open()?;
+            let delete = Transaction { table: "tortie".to_owned(), ops: vec![Op::DeleteTable] };
+            agent.signal(Signal::KILL);
+            let deadline = Instant::now() + FLUSH;
+            // The kernel lets nobody remove it until the agent's socket is closed.
+            loop {
+                match nft.commit(&delete) {
+                    Ok(()) => return Ok(()),
+                    Err(error) if Instant::now() > deadline => return Err(error.into()),
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        };
+        self.netns_of_node(node)?.run(work)?
+    }
+
+    /// Removes the routes to the pods of a Linux node, and its VXLAN link.
+    pub(crate) fn remove_routes(&self, node: Node) -> Result<()> {
+        let script = "ip link delete vxlan.calico; ip route show | grep ' dev cali' | while read to rest; do ip route delete $to; done";
+        let mut command = Command::new("sh");
+        self.netns_of_node(node)?.enter_on_spawn(&mut command)?;
+        // Some of it may have been removed a moment ago.
+        command.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).status()?;
+        Ok(())
     }
 
     /// Gives the folders of the nodes' agents a small file system each, and restarts the agents there.

@@ -40,7 +40,7 @@ pub(crate) fn mark(datastore: Datastore, kind: Kind, now: Moment) -> Option<Valu
         })),
         Kind::Pod if datastore == Datastore::Kubernetes => Some(json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": metadata("mark"),
-            "spec": {"schedulerName": "nobody", "containers": [{"name": "judge", "image": "none"}]},
+            "spec": {"schedulerName": "nobody", "automountServiceAccountToken": false, "containers": [{"name": "judge", "image": "none"}]},
         })),
         _ => None,
     }

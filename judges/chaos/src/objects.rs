@@ -73,9 +73,33 @@ impl Objects {
             }))
             .await;
         }
+        self.reserve_most().await?;
         for (place, color) in colors.iter().enumerate() {
             self.create(place, *color).await?;
         }
+        Ok(())
+    }
+
+    /// Leaves eight addresses of each block, so that pods get the addresses of others soon.
+    async fn reserve_most(&self) -> Result<()> {
+        let blocks = self.insist(|| self.store.list(Kind::IpamBlock)).await?;
+        let networks = blocks.items.iter().filter_map(|block| {
+            let (address, _) = block.key.name.split_once("/26")?;
+            let first = u32::from(address.parse::<Ipv4Addr>().ok()?);
+            Some(
+                [(8, 29), (16, 28), (32, 27)]
+                    .map(|(offset, length)| format!("{}/{length}", Ipv4Addr::from(first + offset))),
+            )
+        });
+        let networks: Vec<String> = networks.flatten().collect();
+        if networks.is_empty() {
+            bail!("no node has a block of 64 addresses");
+        }
+        self.apply(&json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "IPReservation", "metadata": {"name": "most"},
+            "spec": {"reservedCIDRs": networks},
+        }))
+        .await;
         Ok(())
     }
 

@@ -51,8 +51,9 @@ fn fault(dice: &mut Dice, shape: Shape, left: Duration) -> Fault {
     let duration = millis(dice, FAULT).min(left);
     let windows = shape.is_windows(node);
     match dice.below(100) {
-        0..10 => Fault::KillAgent(node),
-        10..20 => Fault::CrashLoop(node, duration),
+        0..7 => Fault::KillAgent(node),
+        7..12 => Fault::StopAgent(node),
+        12..20 => Fault::CrashLoop(node, duration),
         20..30 => Fault::PauseAgent(node, duration),
         30..40 if windows => Fault::RestartHns(node),
         30..40 => Fault::FlushTable(node),
@@ -60,9 +61,10 @@ fn fault(dice: &mut Dice, shape: Shape, left: Duration) -> Fault {
         50..60 => Fault::CutFromDatastore(node, duration),
         60..70 => Fault::StartWithoutDatastore(node, duration),
         70..77 => Fault::SlowDatastore(duration),
-        77..83 => Fault::PauseDatastore(duration),
-        83..88 if shape.datastore == Datastore::Etcd => Fault::KillDatastore,
-        83..88 => Fault::KillAgent(node),
+        77..81 => Fault::PauseDatastore(duration),
+        81..85 if !windows => Fault::RemoveRoutes(node),
+        85..88 if shape.datastore == Datastore::Etcd => Fault::KillDatastore,
+        81..88 => Fault::KillAgent(node),
         88..95 if windows => Fault::PauseHns(node, duration),
         _ => Fault::FullDisk(node, duration),
     }
@@ -126,12 +128,12 @@ mod tests {
                 names.insert(fault.name());
                 let Some(node) = fault.node() else { continue };
                 let of_windows = matches!(fault, Fault::RestartHns(_) | Fault::PauseHns(..));
-                let of_linux = matches!(fault, Fault::FlushTable(_));
+                let of_linux = matches!(fault, Fault::FlushTable(_) | Fault::RemoveRoutes(_));
                 assert!(!of_windows || shape.is_windows(node), "{fault}");
                 assert!(!of_linux || !shape.is_windows(node), "{fault}");
             }
         }
-        assert_eq!(names.len(), 13, "{names:?}");
+        assert_eq!(names.len(), 15, "{names:?}");
     }
 
     #[test]

@@ -23,8 +23,8 @@ const LAST_LIFE: Duration = Duration::from_millis(1_000);
 const LOOK: Duration = Duration::from_millis(50);
 /// How long an agent that has started may take to close what the table of its node should close: it reads a file first.
 const AGENT_CLOSES: Duration = Duration::from_secs(5);
-/// The agent of a Windows node looks at HNS every ten seconds (docs/operate.md), and once when it starts. It may have to be started
-/// first, and HNS has many calls to answer.
+/// Agents look at the kernel and at HNS every ten seconds, and once when they start. One may have to be started first, and HNS has many
+/// calls to answer.
 const AGENT_LOOKS: Duration = Duration::from_secs(25);
 /// A slow datastore stands still for the first time, and works for the second time.
 const SLOW: (Duration, Duration) = (Duration::from_millis(400), Duration::from_millis(100));
@@ -59,16 +59,23 @@ impl Storms {
             Fault::KillAgent(node) => {
                 self.kill_agent(node).await;
             }
+            Fault::StopAgent(node) => {
+                if let Some(agent) = lab.agent(node) {
+                    agent.signal(Signal::TERM);
+                }
+            }
+            Fault::RemoveRoutes(node) => {
+                let trouble = self.begin(node, Trouble::Closed);
+                lab.remove_routes(node)?;
+                self.steady(node, AGENT_LOOKS).await;
+                self.end(trouble);
+            }
             Fault::CrashLoop(node, duration) => self.crash_loop(node, duration).await,
             Fault::PauseAgent(node, duration) => {
                 let agent = lab.agent(node);
                 pause(agent, duration).await;
             }
-            Fault::FlushTable(node) => {
-                if self.kill_agent(node).await {
-                    self.flush(node).await?;
-                }
-            }
+            Fault::FlushTable(node) => self.flush(node).await?,
             Fault::PartitionNode(node, duration) => {
                 let trouble = self.begin(node, Trouble::NoLink);
                 lab.set_cable(node, false)?;
@@ -89,10 +96,11 @@ impl Storms {
                     let _ = lab.cut(node, false);
                 };
                 let started = async {
-                    match self.kill_agent(node).await && !lab.shape.is_windows(node) {
-                        true => self.flush(node).await,
-                        false => Ok(()),
+                    if lab.shape.is_windows(node) {
+                        self.kill_agent(node).await;
+                        return Ok(());
                     }
+                    self.flush(node).await
                 };
                 tokio::join!(healed, started).1?;
             }
@@ -173,11 +181,14 @@ impl Storms {
         }
     }
 
-    /// Removes the table of a node without an agent. Nobody enforces policy until an agent has started; that one closes pods with
-    /// policy, and opens them when it knows the cluster.
+    /// Kills the agent of a Linux node, and removes the table. Nobody enforces policy until an agent has started; that one closes pods
+    /// with policy, and opens them when it knows the cluster.
     async fn flush(&self, node: Node) -> Result<()> {
+        let Some(agent) = self.run.lab.agent(node) else { return Ok(()) };
         let (open, closed) = (self.begin(node, Trouble::NoPolicy), self.begin(node, Trouble::Closed));
-        if let Err(error) = self.run.lab.flush(node) {
+        let shared = Arc::clone(&self.run);
+        let flushed = tokio::task::spawn_blocking(move || shared.lab.flush(node, agent)).await?;
+        if let Err(error) = flushed {
             // A new agent guards the table already, which is then as it was.
             self.run.tell(format!("the table of node {node} stays: {error:#}"));
             self.end(open);
