@@ -1,6 +1,6 @@
 //! Connections that last: neither faults nor changes of policy may end them (policy decision 20).
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::dice::Dice;
 use crate::known::{Moment, Span};
-use crate::oracle::{Expected, Packet, PodId};
+use crate::oracle::{Expected, Family, Packet, PodId};
 use crate::rules::Protocol;
 use crate::run::Run;
 use crate::traffic::{Station, Traffic};
@@ -34,16 +34,21 @@ pub(crate) async fn keep(run: Arc<Run>, traffic: Arc<Traffic>, count: usize, mut
             continue;
         }
         let (from, to) = (dice.pick(&stations).clone(), dice.pick(&stations).clone());
-        let now = run.now();
-        let packet = Packet { from: from.id, to: to.id, protocol: Protocol::Tcp, span: Span::new(now, now) };
-        if from.id != to.id && run.world().expected(packet) == Expected::Allowed {
-            flows.spawn(flow(Arc::clone(&run), from, to.id, to.address));
+        let pairs = from.targets(&to);
+        if from.id == to.id || pairs.is_empty() {
+            continue;
+        }
+        let (now, address) = (run.now(), *dice.pick(&pairs));
+        let (protocol, family) = (Protocol::Tcp, Family::of(address));
+        let packet = Packet { from: from.id, to: to.id, protocol, family, span: Span::new(now, now) };
+        if run.world().expected(packet) == Expected::Allowed {
+            flows.spawn(flow(Arc::clone(&run), from, to.id, address));
         }
     }
 }
 
 /// Sends lines until a pod of the flow leaves.
-async fn flow(run: Arc<Run>, from: Arc<Station>, to: PodId, address: Ipv4Addr) {
+async fn flow(run: Arc<Run>, from: Arc<Station>, to: PodId, address: IpAddr) {
     let Ok(Ok(stream)) = timeout(BEGIN, from.connect(address)).await else { return };
     let from = from.id;
     let (input, mut output) = stream.into_split();

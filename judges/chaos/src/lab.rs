@@ -81,7 +81,7 @@ impl Lab {
         }
         let mut command = Command::new(&program);
         let (linux, windows) = (shape.linux.to_string(), shape.windows.to_string());
-        command.args(["lab", "up", "--linux", &linux, "--windows", &windows]);
+        command.args(["lab", "up", "--ipv6", "--linux", &linux, "--windows", &windows]);
         command.args(["--datastore", shape.datastore.name()]);
         command.env("TORTIE_LAB", folder.path().join("lab")).env_remove("TORTIE_STORE").current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

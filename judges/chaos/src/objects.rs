@@ -1,7 +1,7 @@
 //! Changes of the cluster's objects, and when they are in force everywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -84,12 +84,17 @@ impl Objects {
     async fn reserve_most(&self) -> Result<()> {
         let blocks = self.insist(|| self.store.list(Kind::IpamBlock)).await?;
         let networks = blocks.items.iter().filter_map(|block| {
-            let (address, _) = block.key.name.split_once("/26")?;
-            let first = u32::from(address.parse::<Ipv4Addr>().ok()?);
-            Some(
-                [(8, 29), (16, 28), (32, 27)]
-                    .map(|(offset, length)| format!("{}/{length}", Ipv4Addr::from(first + offset))),
-            )
+            let (address, _) = block.key.name.split_once('/')?;
+            let address: IpAddr = address.parse().ok()?;
+            let part = |(offset, bits): (u8, u8)| match address {
+                IpAddr::V4(first) => {
+                    format!("{}/{}", Ipv4Addr::from(u32::from(first) + u32::from(offset)), 32 - bits)
+                }
+                IpAddr::V6(first) => {
+                    format!("{}/{}", Ipv6Addr::from(u128::from(first) + u128::from(offset)), 128 - bits)
+                }
+            };
+            Some([(8, 3), (16, 4), (32, 5)].map(part))
         });
         let networks: Vec<String> = networks.flatten().collect();
         if networks.is_empty() {
@@ -209,17 +214,16 @@ impl Objects {
         self.apply(&pod).await;
         let this = Arc::clone(self);
         tokio::spawn(async move {
-            let address = this.address_of(&key).await;
-            let opened =
-                this.run.lab.netns_of_pod(&key.name).and_then(|netns| this.traffic.open(id, address, netns));
+            this.runs(&key).await;
+            let opened = this.run.lab.netns_of_pod(&key.name).and_then(|netns| this.traffic.open(id, netns));
             match opened {
-                Ok(()) => {
-                    this.run.world().add(id, node, address, color, begun);
+                Ok(addresses) => {
                     this.run.tell(format!(
-                        "{} runs in place {place} at {address}, {}",
+                        "{} runs in place {place} at {addresses:?}, {}",
                         key.name,
                         color.name()
                     ));
+                    this.run.world().add(id, node, addresses, color, begun);
                 }
                 Err(error) => this.run.blame(format!("the judge cannot open {key}: {error:#}")),
             }
@@ -227,14 +231,12 @@ impl Objects {
         Ok(())
     }
 
-    async fn address_of(&self, key: &Key) -> Ipv4Addr {
+    async fn runs(&self, key: &Key) {
         loop {
             if let Ok(Ok(Some(stored))) = timeout(CALL, self.store.get(key)).await
                 && stored.value["status"]["phase"] == "Running"
-                && let Some(address) =
-                    stored.value["status"]["podIP"].as_str().and_then(|text| text.parse().ok())
             {
-                return address;
+                return;
             }
             sleep(AGAIN).await;
         }
@@ -309,12 +311,15 @@ impl Objects {
     async fn in_force(&self, node: Node, written: &Written) -> Result<()> {
         // An agent copies the labels of a pod, and an address stays its pod's until CNI DEL, both after the write of the Pod.
         let endpoints = self.store.list(Kind::WorkloadEndpoint).await?;
-        let mut owners: BTreeMap<Ipv4Addr, Vec<String>> = BTreeMap::new();
+        let mut owners: BTreeMap<IpAddr, Vec<String>> = BTreeMap::new();
         for stored in &endpoints.items {
             let color = stored.value["metadata"]["labels"][LABEL].as_str().unwrap_or_default();
             for network in stored.value["spec"]["ipNetworks"].as_array().into_iter().flatten() {
                 let address = network.as_str().and_then(|text| text.split('/').next()?.parse().ok());
-                owners.entry(address.unwrap_or(Ipv4Addr::UNSPECIFIED)).or_default().push(color.to_owned());
+                owners
+                    .entry(address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
+                    .or_default()
+                    .push(color.to_owned());
             }
         }
         for (address, owner) in &written.owners {

@@ -4,7 +4,7 @@
 //! and the color that it takes the owner of an address for, independently. A packet is allowed or denied if all combinations agree.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use crate::fault::Node;
 use crate::known::{Known, Moment, Span};
@@ -21,11 +21,31 @@ pub(crate) type PodId = u64;
 #[derive(Debug, Clone)]
 pub(crate) struct Pod {
     pub(crate) node: Node,
-    pub(crate) address: Ipv4Addr,
+    /// Of IPv4, and on Linux nodes of IPv6.
+    pub(crate) addresses: Vec<IpAddr>,
     /// As its own node knows it.
     pub(crate) color: Known<Color>,
     /// Its deletion begins.
     pub(crate) leaves: Option<Moment>,
+}
+
+/// The family of a packet's addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+impl Pod {
+    pub(crate) fn address(&self, family: Family) -> Option<IpAddr> {
+        self.addresses.iter().copied().find(|address| Family::of(*address) == family)
+    }
 }
 
 /// What must become of a packet.
@@ -45,6 +65,7 @@ pub(crate) struct Packet {
     pub(crate) from: PodId,
     pub(crate) to: PodId,
     pub(crate) protocol: Protocol,
+    pub(crate) family: Family,
     pub(crate) span: Span,
 }
 
@@ -54,7 +75,7 @@ pub(crate) struct World {
     policies: BTreeMap<Subject, Known<Option<Rule>>>,
     pods: BTreeMap<PodId, Pod>,
     /// The color of the owner of an address, as other nodes know it. `None`: nobody has it.
-    addresses: BTreeMap<Ipv4Addr, Known<Option<Color>>>,
+    addresses: BTreeMap<IpAddr, Known<Option<Color>>>,
     nodes: Vec<Node>,
     pub(crate) weather: Weather,
 }
@@ -64,9 +85,9 @@ pub(crate) struct World {
 pub(crate) struct Written {
     policies: BTreeMap<Subject, usize>,
     pods: BTreeMap<PodId, usize>,
-    addresses: BTreeMap<Ipv4Addr, usize>,
+    addresses: BTreeMap<IpAddr, usize>,
     /// The owners of addresses, which the datastore must have before these writes can be in force.
-    pub(crate) owners: BTreeMap<Ipv4Addr, Option<Color>>,
+    pub(crate) owners: BTreeMap<IpAddr, Option<Color>>,
 }
 
 impl World {
@@ -90,30 +111,28 @@ impl World {
     }
 
     /// A pod runs, whose creation began at a moment. Its node has its policy in force.
-    pub(crate) fn add(&mut self, id: PodId, node: Node, address: Ipv4Addr, color: Color, from: Moment) {
-        self.pods.insert(id, Pod { node, address, color: Known::new(color), leaves: None });
-        let owner = self.addresses.entry(address).or_insert_with(|| Known::new(None));
-        owner.change(Some(color), from);
-        owner.done();
+    pub(crate) fn add(&mut self, id: PodId, node: Node, addresses: Vec<IpAddr>, color: Color, from: Moment) {
+        for address in &addresses {
+            let owner = self.addresses.entry(*address).or_insert_with(|| Known::new(None));
+            owner.change(Some(color), from);
+            owner.done();
+        }
+        self.pods.insert(id, Pod { node, addresses, color: Known::new(color), leaves: None });
     }
 
     /// The write of a pod's color begins.
     pub(crate) fn color(&mut self, id: PodId, color: Color, now: Moment) {
         if let Some(pod) = self.pods.get_mut(&id) {
             pod.color.change(color, now);
-            if let Some(owner) = self.addresses.get_mut(&pod.address) {
-                owner.change(Some(color), now);
-            }
+            self.owners_of(id).for_each(|owner| owner.change(Some(color), now));
         }
     }
 
-    /// The deletion of a pod begins. Its address may soon be another pod's.
+    /// The deletion of a pod begins. Its addresses may soon be another pod's.
     pub(crate) fn leave(&mut self, id: PodId, now: Moment) {
         if let Some(pod) = self.pods.get_mut(&id) {
             pod.leaves = Some(now);
-            if let Some(owner) = self.addresses.get_mut(&pod.address) {
-                owner.change(None, now);
-            }
+            self.owners_of(id).for_each(|owner| owner.change(None, now));
         }
     }
 
@@ -121,10 +140,13 @@ impl World {
     pub(crate) fn done(&mut self, id: PodId) {
         if let Some(pod) = self.pods.get_mut(&id) {
             pod.color.done();
-            if let Some(owner) = self.addresses.get_mut(&pod.address) {
-                owner.done();
-            }
+            self.owners_of(id).for_each(Known::done);
         }
+    }
+
+    fn owners_of(&mut self, id: PodId) -> impl Iterator<Item = &mut Known<Option<Color>>> {
+        let addresses = self.pods.get(&id).map(|pod| pod.addresses.as_slice()).unwrap_or_default();
+        self.addresses.iter_mut().filter(|(address, _)| addresses.contains(address)).map(|(_, owner)| owner)
     }
 
     /// The pod no longer runs, and nobody asks about it any more.
@@ -202,10 +224,11 @@ impl World {
 
     /// The verdicts that the node of a pod may have.
     fn verdicts(&self, direction: Direction, own: &Pod, other: &Pod, packet: Packet) -> Vec<bool> {
-        let others: Vec<Option<Color>> = match self.addresses.get(&other.address) {
-            Some(owner) => owner.possible(own.node, packet.span).copied().collect(),
-            None => vec![None],
-        };
+        let others: Vec<Option<Color>> =
+            match other.address(packet.family).and_then(|address| self.addresses.get(&address)) {
+                Some(owner) => owner.possible(own.node, packet.span).copied().collect(),
+                None => vec![None],
+            };
         let colors = own.color.possible(own.node, packet.span);
         let policies = colors.filter_map(|color| self.policies.get(&(direction, *color)));
         let rules = policies.flat_map(|policy| policy.possible(own.node, packet.span));
@@ -232,10 +255,11 @@ impl World {
                     rules.join("; or ")
                 ));
             }
-            let owner = self.addresses.get(&other.address);
+            let Some(address) = other.address(packet.family) else { continue };
+            let owner = self.addresses.get(&address);
             let owners = owner.into_iter().flat_map(|owner| owner.possible(own.node, packet.span));
             let owners: Vec<&str> = owners.map(|color| color.map_or("nobody", Color::name)).collect();
-            lines.push(format!("{} may belong to: {}", other.address, owners.join("; or ")));
+            lines.push(format!("{address} may belong to: {}", owners.join("; or ")));
         }
         lines.join("\n    ")
     }
@@ -254,15 +278,15 @@ mod tests {
         Moment::from_secs(seconds)
     }
 
-    fn address(last: u8) -> Ipv4Addr {
-        Ipv4Addr::new(10, 244, 0, last)
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([10, 244, 0, last])
     }
 
     /// A red pod 1 on node 0 and a blue pod 2 on node 1, both since the first second and known everywhere.
     fn world() -> World {
         let mut world = World::new(2);
-        world.add(1, 0, address(1), RED, at(1));
-        world.add(2, 1, address(2), BLUE, at(1));
+        world.add(1, 0, vec![address(1)], RED, at(1));
+        world.add(2, 1, vec![address(2)], BLUE, at(1));
         everywhere(&mut world, at(5));
         world
     }
@@ -278,7 +302,7 @@ mod tests {
 
     fn expected(world: &World, from: PodId, to: PodId, seconds: u64) -> Expected {
         let span = Span::new(at(seconds), at(seconds + 1));
-        world.expected(Packet { from, to, protocol: Protocol::Tcp, span })
+        world.expected(Packet { from, to, protocol: Protocol::Tcp, family: Family::V4, span })
     }
 
     fn policy(world: &mut World, direction: Direction, color: Color, rule: Option<Rule>, now: u64) {
@@ -301,7 +325,13 @@ mod tests {
         // Both denied before, and denied after it.
         policy(&mut world, Direction::Ingress, BLUE, Some(Rule([].into())), 40);
         assert_eq!(expected(&world, 1, 2, 41), Expected::Denied);
-        let packet = Packet { from: 1, to: 2, protocol: Protocol::Tcp, span: Span::new(at(41), at(42)) };
+        let packet = Packet {
+            from: 1,
+            to: 2,
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+            span: Span::new(at(41), at(42)),
+        };
         assert!(
             world.why(packet).contains("ingress-blue may be: blue/TCP; or nobody"),
             "{}",
@@ -348,15 +378,41 @@ mod tests {
         world.done(1);
         world.remove(1);
         assert_eq!(expected(&world, 1, 2, 31), Expected::Either, "nobody asks about it");
-        world.add(3, 0, address(1), BLUE, at(32));
+        world.add(3, 0, vec![address(1)], BLUE, at(32));
         assert_eq!(expected(&world, 3, 2, 33), Expected::Either, "its address was that of a red pod");
         everywhere(&mut world, at(40));
         assert_eq!(expected(&world, 3, 2, 41), Expected::Denied);
-        world.add(4, 0, address(4), BLUE, at(42));
+        world.add(4, 0, vec![address(4)], BLUE, at(42));
         assert_eq!(expected(&world, 4, 2, 43), Expected::Denied, "nobody is denied, and so is blue");
-        world.add(5, 0, address(5), RED, at(42));
+        world.add(5, 0, vec![address(5)], RED, at(42));
         assert_eq!(expected(&world, 5, 2, 43), Expected::Either);
         assert_eq!(world.written().owners[&address(5)], Some(RED));
+    }
+
+    #[test]
+    fn a_packet_has_the_address_of_its_family() {
+        let mut world = world();
+        let v6 = |last: u16| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last]);
+        policy(&mut world, Direction::Ingress, BLUE, only(RED), 10);
+        everywhere(&mut world, at(20));
+        world.add(6, 0, vec![address(6), v6(6)], RED, at(21));
+        everywhere(&mut world, at(22));
+        world.leave(6, at(23));
+        world.done(6);
+        // Another pod gets one of its addresses.
+        world.add(7, 0, vec![address(7), v6(6)], BLUE, at(24));
+        let to = |family| Packet {
+            from: 7,
+            to: 2,
+            protocol: Protocol::Tcp,
+            family,
+            span: Span::new(at(30), at(31)),
+        };
+        assert_eq!(world.expected(to(Family::V4)), Expected::Denied);
+        assert_eq!(world.expected(to(Family::V6)), Expected::Either, "its address was that of a red pod");
+        assert!(
+            world.why(to(Family::V6)).contains("fd00::6 may belong to: red; or nobody; or blue")
+        );
     }
 
     #[test]

@@ -119,7 +119,8 @@ impl Run {
         let name = |id| {
             let pod = world.pod(id);
             let node = pod.map_or_else(|| "?".to_owned(), |pod| self.lab.shape.name(pod.node));
-            let address = pod.map(|pod| pod.address.to_string()).unwrap_or_default();
+            let address = pod.and_then(|pod| pod.address(packet.family));
+            let address = address.map(|address| address.to_string()).unwrap_or_default();
             format!("pod {id} ({address} on {node})")
         };
         format!(

@@ -1,7 +1,7 @@
 //! Real packets between all pods. The judge itself has the sockets in the pods' namespaces, so it knows what arrives where.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,9 +12,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::RouteSocket;
 
 use crate::known::{Moment, Span};
-use crate::oracle::{Packet, PodId};
+use crate::oracle::{Expected, Family, Packet, PodId};
 use crate::rules::{PORT, Protocol};
 use crate::run::Run;
 
@@ -34,7 +35,7 @@ const SOURCES: (u16, u16) = (10_000, 60_000);
 /// A pod's namespace, with the judge's sockets in it.
 pub(crate) struct Station {
     pub(crate) id: PodId,
-    pub(crate) address: Ipv4Addr,
+    pub(crate) addresses: Vec<IpAddr>,
     netns: Arc<NetNs>,
     next_source: AtomicU16,
     receivers: Vec<JoinHandle<()>>,
@@ -52,8 +53,8 @@ pub(crate) struct Traffic {
     run: Arc<Run>,
     stations: Mutex<BTreeMap<PodId, Arc<Station>>>,
     sent: Mutex<VecDeque<Sent>>,
-    arrived: Mutex<BTreeMap<(PodId, PodId, u64), Moment>>,
-    losses: Mutex<BTreeMap<(PodId, PodId), u32>>,
+    arrived: Mutex<BTreeMap<(PodId, IpAddr, u64), Moment>>,
+    losses: Mutex<BTreeMap<(PodId, IpAddr), u32>>,
 }
 
 /// A datagram.
@@ -61,6 +62,7 @@ pub(crate) struct Traffic {
 struct Sent {
     from: PodId,
     to: PodId,
+    address: IpAddr,
     number: u64,
     at: Moment,
 }
@@ -80,9 +82,11 @@ impl Traffic {
         })
     }
 
-    /// Opens the sockets of a pod.
-    pub(crate) fn open(self: &Arc<Self>, id: PodId, address: Ipv4Addr, netns: NetNs) -> Result<()> {
-        let everywhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT);
+    /// Opens the sockets of a pod, and returns its addresses.
+    pub(crate) fn open(self: &Arc<Self>, id: PodId, netns: NetNs) -> Result<Vec<IpAddr>> {
+        let addresses = netns.run(addresses)??;
+        // For packets of both families.
+        let everywhere = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), PORT);
         let sockets = netns.run(|| -> std::io::Result<_> {
             Ok((UdpSocket::bind(everywhere)?, std::net::TcpListener::bind(everywhere)?))
         })?;
@@ -96,9 +100,10 @@ impl Traffic {
             tokio::spawn(answer_all(id, listener)),
         ];
         let next_source = AtomicU16::new(SOURCES.0);
-        let station = Station { id, address, netns: Arc::new(netns), next_source, receivers };
+        let station =
+            Station { id, addresses: addresses.clone(), netns: Arc::new(netns), next_source, receivers };
         lock(&self.stations).insert(id, Arc::new(station));
-        Ok(())
+        Ok(addresses)
     }
 
     /// Closes the sockets of a pod.
@@ -115,11 +120,16 @@ impl Traffic {
         while let Ok(length) = socket.recv(&mut buffer).await {
             let now = self.run.now();
             let text = String::from_utf8_lossy(&buffer[..length]);
-            let words: Vec<u64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
+            let words: Vec<&str> = text.split(' ').collect();
             let [from, to, number, micros] = words[..] else { continue };
+            let (Ok(from), Ok(to), Ok(number), Ok(micros)) =
+                (from.parse(), to.parse::<IpAddr>(), number.parse(), micros.parse())
+            else {
+                continue;
+            };
             lock(&self.arrived).insert((from, to, number), now);
             let span = Span::new(Moment::from_micros(micros), now);
-            let packet = Packet { from, to: id, protocol: Protocol::Udp, span };
+            let packet = Packet { from, to: id, protocol: Protocol::Udp, family: Family::of(to), span };
             self.run.judge(packet, true, "the datagram has arrived");
         }
     }
@@ -140,19 +150,20 @@ impl Traffic {
         let stations = self.stations();
         for station in &stations {
             let at = self.run.now();
-            let others = stations.iter().filter(|other| other.id != station.id);
-            let datagrams: Vec<(SocketAddr, String)> = others
-                .map(|other| {
-                    let to = SocketAddr::new(IpAddr::V4(other.address), PORT);
-                    lock(&self.sent).push_back(Sent { from: station.id, to: other.id, number, at });
-                    (to, format!("{} {} {number} {}", station.id, other.id, at.as_micros()))
-                })
-                .collect();
+            let mut datagrams = Vec::new();
+            for other in stations.iter().filter(|other| other.id != station.id) {
+                for address in station.targets(other) {
+                    let sent = Sent { from: station.id, to: other.id, address, number, at };
+                    lock(&self.sent).push_back(sent);
+                    let text = format!("{} {address} {number} {}", station.id, at.as_micros());
+                    datagrams.push((SocketAddr::new(mapped(address), PORT), text));
+                }
+            }
             let (netns, port) = (Arc::clone(&station.netns), source(number));
             let send = move || {
                 netns.run(move || -> std::io::Result<()> {
                     // A port for all of them, and a new one for each round, so that none belongs to an established flow.
-                    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
+                    let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))?;
                     for (to, text) in datagrams {
                         // Policy may reject it at once.
                         let _ = socket.send_to(text.as_bytes(), to);
@@ -177,14 +188,13 @@ impl Traffic {
         }
     }
 
-    fn judge_loss(&self, Sent { from, to, number, at }: Sent) {
-        let arrived = lock(&self.arrived).remove(&(from, to, number));
+    fn judge_loss(&self, Sent { from, to, address, number, at }: Sent) {
+        let arrived = lock(&self.arrived).remove(&(from, address, number));
         let span = Span::new(at, arrived.unwrap_or(at + UDP_LOST));
-        let packet = Packet { from, to, protocol: Protocol::Udp, span };
+        let packet = Packet { from, to, protocol: Protocol::Udp, family: Family::of(address), span };
         let mut losses = lock(&self.losses);
-        let in_row = losses.entry((from, to)).or_default();
-        let is_lost =
-            arrived.is_none() && self.run.world().expected(packet) == crate::oracle::Expected::Allowed;
+        let in_row = losses.entry((from, address)).or_default();
+        let is_lost = arrived.is_none() && self.run.world().expected(packet) == Expected::Allowed;
         *in_row = if is_lost { *in_row + 1 } else { 0 };
         let in_row = *in_row;
         drop(losses);
@@ -205,18 +215,25 @@ impl Traffic {
                 turn.extend(pairs.filter(|(from, to)| from != to));
             }
             let Some((from, to)) = turn.pop_front() else { continue };
-            if let (Some(from), Some(to)) = (stations.get(&from), stations.get(&to)) {
-                tokio::spawn(Arc::clone(&self).try_connection(Arc::clone(from), to.id, to.address));
+            let (Some(from), Some(to)) = (stations.get(&from), stations.get(&to)) else { continue };
+            for address in from.targets(to) {
+                tokio::spawn(Arc::clone(&self).try_connection(Arc::clone(from), to.id, address));
             }
         }
     }
 
     /// Connects from a pod to another one once, and judges it.
-    pub(crate) async fn try_connection(self: Arc<Self>, from: Arc<Station>, to: PodId, address: Ipv4Addr) {
+    pub(crate) async fn try_connection(self: Arc<Self>, from: Arc<Station>, to: PodId, address: IpAddr) {
         let sent = self.run.now();
         let tried = timeout(TCP_LOST, ask(&from, address)).await;
         let now = self.run.now();
-        let packet = |to| Packet { from: from.id, to, protocol: Protocol::Tcp, span: Span::new(sent, now) };
+        let packet = |to| Packet {
+            from: from.id,
+            to,
+            protocol: Protocol::Tcp,
+            family: Family::of(address),
+            span: Span::new(sent, now),
+        };
         match tried {
             Ok(Ok(by)) => self.run.judge(packet(by), true, "the connection was answered"),
             Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
@@ -234,7 +251,9 @@ impl Traffic {
         let mut tries = Vec::new();
         for from in &stations {
             for to in stations.iter().filter(|to| to.id != from.id) {
-                tries.push(tokio::spawn(Arc::clone(self).try_connection(from.clone(), to.id, to.address)));
+                for address in from.targets(to) {
+                    tries.push(tokio::spawn(Arc::clone(self).try_connection(from.clone(), to.id, address)));
+                }
             }
             sleep(TCP_PACE).await;
         }
@@ -249,26 +268,50 @@ fn source(number: u64) -> u16 {
     SOURCES.0 + u16::try_from(number % room).unwrap_or_default()
 }
 
+/// The addresses of the calling thread's namespace that others can reach.
+fn addresses() -> Result<Vec<IpAddr>> {
+    let all = RouteSocket::open()?.addresses()?.into_iter().map(|address| address.address);
+    let is_local = |address: &IpAddr| match address {
+        IpAddr::V4(address) => address.is_loopback(),
+        IpAddr::V6(address) => address.is_loopback() || address.is_unicast_link_local(),
+    };
+    Ok(all.filter(|address| !is_local(address)).collect())
+}
+
+/// An address as a socket for both families has it.
+fn mapped(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => IpAddr::V6(address.to_ipv6_mapped()),
+        IpAddr::V6(_) => address,
+    }
+}
+
 impl Station {
+    /// The addresses of another pod that this one has a family in common with.
+    pub(crate) fn targets(&self, other: &Self) -> Vec<IpAddr> {
+        let has = |address: &&IpAddr| self.addresses.iter().any(|own| own.is_ipv4() == address.is_ipv4());
+        other.addresses.iter().filter(has).copied().collect()
+    }
+
     /// Connects to an address.
-    pub(crate) async fn connect(&self, address: Ipv4Addr) -> std::io::Result<TcpStream> {
+    pub(crate) async fn connect(&self, address: IpAddr) -> std::io::Result<TcpStream> {
         let port = self.next_source.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |port| {
             Some(if port + 1 < SOURCES.1 { port + 1 } else { SOURCES.0 })
         });
-        let from = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port.unwrap_or(SOURCES.0));
+        let from = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port.unwrap_or(SOURCES.0));
         let make = || {
-            let socket = TcpSocket::new_v4()?;
+            let socket = TcpSocket::new_v6()?;
             socket.set_reuseaddr(true)?;
             socket.bind(from)?;
             Ok::<_, std::io::Error>(socket)
         };
         let made = self.netns.run(make).map_err(std::io::Error::other)?;
-        made?.connect(SocketAddr::new(IpAddr::V4(address), PORT)).await
+        made?.connect(SocketAddr::new(mapped(address), PORT)).await
     }
 }
 
 /// Connects, and returns the number of the pod that answers.
-async fn ask(from: &Station, address: Ipv4Addr) -> std::io::Result<PodId> {
+async fn ask(from: &Station, address: IpAddr) -> std::io::Result<PodId> {
     let mut stream = from.connect(address).await?;
     stream.write_all(b"who\n").await?;
     let mut line = String::new();
