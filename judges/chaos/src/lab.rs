@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -12,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tortie_hcn::{Address, RemoteHcn};
 use tortie_hns_emulator::Survives;
-use tortie_kernel::namespace::NetNs;
+use tortie_kernel::namespace::{NetNs, die_with_parent};
 use tortie_kernel::nftables::{Nft, Op, Transaction};
 use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
 use tortie_lab::LabDir;
@@ -37,7 +39,7 @@ pub(crate) struct Lab {
     pub(crate) shape: Shape,
     program: PathBuf,
     folder: TempDir,
-    child: Child,
+    child: Mutex<Child>,
     /// The first process inside, as seen from here.
     inside: u32,
 }
@@ -85,9 +87,11 @@ impl Lab {
         command.args(["--datastore", shape.datastore.name()]);
         command.env("TORTIE_LAB", folder.path().join("lab")).env_remove("TORTIE_STORE").current_dir("/");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // In a process group of its own: when a shell ends, the kernel hangs up on groups with processes that stand still.
+        die_with_parent(command.process_group(0));
         let mut child = command.spawn().context("tortie lab up")?;
         let lines = lines_of(&mut child, &folder.path().join("lab.log"))?;
-        let mut lab = Self { shape, program, folder, child, inside: 0 };
+        let mut lab = Self { shape, program, folder, child: Mutex::new(child), inside: 0 };
         let deadline = Instant::now() + START;
         let mut printed = Vec::new();
         loop {
@@ -276,16 +280,32 @@ impl Lab {
         Ok(())
     }
 
-    /// Ends the lab, and reports what is left of it.
-    pub(crate) fn down(mut self) -> Result<Vec<String>> {
-        Process(self.child.id()).signal(Signal::TERM);
-        let deadline = Instant::now() + END;
-        while self.child.try_wait()?.is_none() {
+    /// Ends the lab. All of its processes end with the first one.
+    fn end(&self, deadline: Instant) -> Result<()> {
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        if child.try_wait()?.is_some() {
+            return Ok(());
+        }
+        // A fault may have stopped it.
+        if self.inside > 1 {
+            Process(self.inside).signal(Signal::CONT);
+        }
+        Process(child.id()).signal(Signal::TERM);
+        while child.try_wait()?.is_none() {
             if Instant::now() > deadline {
+                child.kill()?;
+                child.wait()?;
                 bail!("the lab does not end");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+        Ok(())
+    }
+
+    /// Ends the lab, and reports what is left of it.
+    pub(crate) fn down(&self) -> Result<Vec<String>> {
+        let deadline = Instant::now() + END;
+        self.end(deadline)?;
         // The kernel ends the lab's processes after the first one has ended, which takes a moment.
         while !self.processes().is_empty() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
@@ -302,27 +322,9 @@ impl Lab {
 }
 
 impl Drop for Lab {
-    /// The lab of a run that failed ends, too. All of its processes end with the first one.
+    /// The lab of a run that failed ends, too.
     fn drop(&mut self) {
-        if let Ok(None) = self.child.try_wait() {
-            Process(self.inside.max(1)).signal_unless_init();
-            Process(self.child.id()).signal(Signal::TERM);
-            let deadline = Instant::now() + END;
-            while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
-}
-
-impl Process {
-    /// Lets a process go on that a fault may have stopped, so that it can end.
-    fn signal_unless_init(self) {
-        if self.0 > 1 {
-            self.signal(Signal::CONT);
-        }
+        let _ = self.end(Instant::now() + END);
     }
 }
 

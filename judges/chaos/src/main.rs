@@ -24,9 +24,10 @@ mod weather;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -106,18 +107,24 @@ async fn chaos(options: Options, program: PathBuf) -> Result<()> {
     println!("{repeat}");
     let shape = Shape::new(nodes, datastore);
     let run = Arc::new(Run::new(Lab::up(&program, shape)?, repeat));
-    let judged = judge(&run, options).await;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let judged = tokio::select! {
+        judged = judge(&run, options) => judged,
+        _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
+        _ = terminate.recv() => Err(anyhow!("asked to end")),
+    };
     let evidence = match judged.is_err() || run.is_wrong() {
         true => Some(run.keep_evidence(&setup::target_folder()?.join(format!("chaos/{seed}")))?),
         false => None,
     };
+    println!("faults: {}", run.faults());
     let counts = *run.counts();
     println!(
         "judged: {} packets that had to arrive, {} that must not, {} of which both is right; {} lines of lasting connections",
         counts.allowed, counts.denied, counts.either, counts.lines_of_flows
     );
     let wrong = run.wrong();
-    let left = down(run).await?;
+    let left = run.lab.down()?;
     if let Some(folder) = evidence {
         println!("kept for whoever looks: {}", folder.display());
     }
@@ -125,19 +132,6 @@ async fn chaos(options: Options, program: PathBuf) -> Result<()> {
     ensure!(wrong.is_empty(), "{} things are wrong", wrong.len());
     ensure!(left.is_empty(), "the lab has left: {}", left.join("; "));
     Ok(())
-}
-
-/// Ends the lab. All tasks have ended, but those that have just been aborted may need a moment.
-async fn down(mut run: Arc<Run>) -> Result<Vec<String>> {
-    let deadline = Instant::now() + AGENTS;
-    loop {
-        match Arc::try_unwrap(run) {
-            Ok(run) => return run.lab.down(),
-            Err(shared) => run = shared,
-        }
-        ensure!(Instant::now() < deadline, "the judge itself does not end");
-        sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// Sends packets and carries out storms until the time is over.

@@ -410,9 +410,7 @@ mod tests {
         };
         assert_eq!(world.expected(to(Family::V4)), Expected::Denied);
         assert_eq!(world.expected(to(Family::V6)), Expected::Either, "its address was that of a red pod");
-        assert!(
-            world.why(to(Family::V6)).contains("fd00::6 may belong to: red; or nobody; or blue")
-        );
+        assert!(world.why(to(Family::V6)).contains("fd00::6 may belong to: red; or nobody; or blue"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What all parts of a run share: the world, the clock, what has happened, and what is wrong.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::fault::Node;
+use crate::fault::{Fault, Node};
 use crate::known::Moment;
 use crate::lab::Lab;
 use crate::oracle::{Expected, Packet, World};
@@ -25,6 +26,7 @@ pub(crate) struct Run {
     /// How to repeat the run.
     repeat: String,
     counts: Mutex<Counts>,
+    faults: Mutex<BTreeMap<&'static str, usize>>,
 }
 
 /// What was judged.
@@ -47,6 +49,7 @@ impl Run {
             wrong: Mutex::default(),
             repeat,
             counts: Mutex::default(),
+            faults: Mutex::default(),
         }
     }
 
@@ -67,6 +70,19 @@ impl Run {
         let line = format!("{:7.1} s  {event}", self.now().as_secs_f64());
         println!("{line}");
         lock(&self.events).push(line);
+    }
+
+    /// Notes and prints a fault.
+    pub(crate) fn tell_fault(&self, fault: Fault) {
+        *lock(&self.faults).entry(fault.name()).or_default() += 1;
+        self.tell(fault);
+    }
+
+    /// How often each fault has happened.
+    pub(crate) fn faults(&self) -> String {
+        let faults = lock(&self.faults);
+        let faults: Vec<String> = faults.iter().map(|(name, count)| format!("{count} {name}")).collect();
+        faults.join(", ")
     }
 
     /// Notes and prints something wrong. The run ends soon.

@@ -44,7 +44,7 @@ impl Storms {
 
     /// Carries out a fault, and returns when it has healed.
     pub(crate) async fn fault(self: Arc<Self>, fault: Fault) {
-        self.run.tell(fault);
+        self.run.tell_fault(fault);
         if let Err(error) = self.carry_out(fault).await {
             self.run.blame(format!("the judge cannot carry out {fault}: {error:#}"));
         }
@@ -64,45 +64,15 @@ impl Storms {
                     agent.signal(Signal::TERM);
                 }
             }
-            Fault::RemoveRoutes(node) => {
-                let trouble = self.begin(node, Trouble::Closed);
-                lab.remove_routes(node)?;
-                self.steady(node, AGENT_LOOKS).await;
-                self.end(trouble);
-            }
             Fault::CrashLoop(node, duration) => self.crash_loop(node, duration).await,
-            Fault::PauseAgent(node, duration) => {
-                let agent = lab.agent(node);
-                pause(agent, duration).await;
-            }
+            Fault::PauseAgent(node, duration) => pause(lab.agent(node), duration).await,
             Fault::FlushTable(node) => self.flush(node).await?,
-            Fault::PartitionNode(node, duration) => {
-                let trouble = self.begin(node, Trouble::NoLink);
-                lab.set_cable(node, false)?;
-                sleep(duration).await;
-                lab.set_cable(node, true)?;
-                self.end(trouble);
-            }
-            Fault::CutFromDatastore(node, duration) => {
-                lab.cut(node, true)?;
-                sleep(duration).await;
-                // Another cut of the node may have ended meanwhile.
-                let _ = lab.cut(node, false);
-            }
+            Fault::RemoveRoutes(node) => self.remove_routes(node).await?,
+            Fault::PartitionNode(node, duration) => self.partition(node, duration).await?,
+            Fault::CutFromDatastore(node, duration) => self.cut(node, duration).await?,
             Fault::StartWithoutDatastore(node, duration) => {
-                lab.cut(node, true)?;
-                let healed = async {
-                    sleep(duration).await;
-                    let _ = lab.cut(node, false);
-                };
-                let started = async {
-                    if lab.shape.is_windows(node) {
-                        self.kill_agent(node).await;
-                        return Ok(());
-                    }
-                    self.flush(node).await
-                };
-                tokio::join!(healed, started).1?;
+                let (cut, started) = tokio::join!(self.cut(node, duration), self.start_anew(node));
+                cut.and(started)?;
             }
             Fault::SlowDatastore(duration) => self.slow_datastore(duration).await?,
             Fault::PauseDatastore(duration) => {
@@ -128,6 +98,40 @@ impl Storms {
             }
             Fault::RestartHns(node) => self.restart_hns(node).await?,
         }
+        Ok(())
+    }
+
+    async fn partition(&self, node: Node, duration: Duration) -> Result<()> {
+        let trouble = self.begin(node, Trouble::NoLink);
+        self.run.lab.set_cable(node, false)?;
+        sleep(duration).await;
+        self.run.lab.set_cable(node, true)?;
+        self.end(trouble);
+        Ok(())
+    }
+
+    async fn cut(&self, node: Node, duration: Duration) -> Result<()> {
+        self.run.lab.cut(node, true)?;
+        sleep(duration).await;
+        // Another cut of the node may have ended meanwhile.
+        let _ = self.run.lab.cut(node, false);
+        Ok(())
+    }
+
+    /// Kills the agent of a node that is cut off. On Linux, the next one finds no table either.
+    async fn start_anew(&self, node: Node) -> Result<()> {
+        if self.run.lab.shape.is_windows(node) {
+            self.kill_agent(node).await;
+            return Ok(());
+        }
+        self.flush(node).await
+    }
+
+    async fn remove_routes(&self, node: Node) -> Result<()> {
+        let trouble = self.begin(node, Trouble::Closed);
+        self.run.lab.remove_routes(node)?;
+        self.steady(node, AGENT_LOOKS).await;
+        self.end(trouble);
         Ok(())
     }
 
