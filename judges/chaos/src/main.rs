@@ -113,6 +113,7 @@ async fn chaos(options: Options, program: PathBuf) -> Result<()> {
         _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
         _ = terminate.recv() => Err(anyhow!("asked to end")),
     };
+    run.finish();
     let evidence = match judged.is_err() || run.is_wrong() {
         true => Some(run.keep_evidence(&setup::target_folder()?.join(format!("chaos/{seed}")))?),
         false => None,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ pub(crate) struct Run {
     repeat: String,
     counts: Mutex<Counts>,
     faults: Mutex<BTreeMap<&'static str, usize>>,
+    is_over: AtomicBool,
 }
 
 /// What was judged.
@@ -53,6 +55,7 @@ impl Run {
             repeat,
             counts: Mutex::default(),
             faults: Mutex::default(),
+            is_over: AtomicBool::new(false),
         }
     }
 
@@ -90,6 +93,9 @@ impl Run {
 
     /// Notes and prints something wrong. The run ends soon.
     pub(crate) fn blame(&self, what: impl std::fmt::Display) {
+        if self.is_over.load(Ordering::Relaxed) {
+            return;
+        }
         let events = lock(&self.events).clone();
         let last = events[events.len().saturating_sub(LAST_EVENTS)..].join("\n    ");
         let text = format!(
@@ -103,6 +109,12 @@ impl Run {
             println!("{text}");
         }
         wrong.push(text);
+    }
+
+    /// Nothing is judged any more. The lab is about to end, and the kernel removes the rules of a network namespace before its links: a
+    /// denied packet that is sent again at that moment arrives.
+    pub(crate) fn finish(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
     }
 
     /// True if something is wrong.
