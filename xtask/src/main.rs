@@ -24,7 +24,7 @@ fn main() -> ExitCode {
         ["setup"] => packages::everything(),
         ["test", rest @ ..] => test::run(rest),
         ["ci"] => gate::run(),
-        ["soak"] => soak::run(),
+        ["soak", rest @ ..] => soak::run(rest),
         ["mutations", rest @ ..] => mutations::run(rest),
         ["kube", "build"] => go::build_kube().map(|binary| println!("{}", binary.display())),
         ["kube", ..] => judge("judge-e2e", &words),

@@ -1,14 +1,22 @@
 //! `cargo xtask soak`: what takes too long for every change.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use setup::command::cargo_program;
 use setup::{packages, step, workspace};
 
 use crate::gate::OF_CALICO;
 use crate::judge;
 
-/// Runs the random tests with many more cases.
-pub(crate) fn run() -> Result<()> {
+/// Runs the random tests with many more cases, or one of the steps: `chaos`, with its options.
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    match arguments {
+        [] => everything(),
+        ["chaos", options @ ..] => judge("judge-chaos", options),
+        other => bail!("soak {}: the only step that runs alone is chaos", other.join(" ")),
+    }
+}
+
+fn everything() -> Result<()> {
     packages::require_root("the random clusters on the kernel")?;
     step("oracle and programs, a million verdicts", || random("tortie-calc", "differential", 10_000))?;
     step("Windows nodes and oracle, a million verdicts", || random("tortie-windows", "clusters", 10))?;
@@ -47,7 +55,8 @@ pub(crate) fn run() -> Result<()> {
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
     step("a thousand kills under traffic", || {
         setup::run(cargo_program().args(test).env("TORTIE_KILLS", "1000"))
-    })
+    })?;
+    step("an hour of faults in a lab of ten nodes", || judge("judge-chaos", &[]))
 }
 
 /// Runs the random tests of a module with that many cases.

@@ -46,8 +46,9 @@ const ROOMS: [&str; 25] = [
     "program",
 ];
 /// The crates around the program, for development. None of them is part of it.
-const TOOLS: [&str; 8] = [
+const TOOLS: [&str; 9] = [
     "judges/bench",
+    "judges/chaos",
     "judges/e2e",
     "judges/vectors",
     "judges/wine",

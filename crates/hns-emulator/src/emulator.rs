@@ -232,6 +232,10 @@ impl Emulator {
     #[cfg(target_os = "linux")]
     fn emulator_call(&self, state: &mut State, name: &str, settings: &str) -> Result<String, Failure> {
         use crate::compartments::{BIND_COMPARTMENT, BindCompartment};
+        if name == crate::restart::RESTART {
+            state.restart_by_call(settings, &self.config)?;
+            return Ok(String::new());
+        }
         if name != BIND_COMPARTMENT || self.switch.is_none() {
             return fail(HResult::E_NOTIMPL, format!("no emulator call {name}"));
         }

@@ -68,6 +68,6 @@ pub use library::LibraryService;
 #[cfg(target_os = "linux")]
 pub use node_host::NodeHost;
 pub use recorder::{Hold, Recorder};
-pub use restart::Survives;
+pub use restart::{Survives, restart};
 #[cfg(target_os = "linux")]
 pub use service::{ServiceConfig, run_service};

@@ -2,16 +2,29 @@
 
 use std::sync::Arc;
 
-use tortie_hcn::Failure;
+use serde::{Deserialize, Serialize};
 use tortie_hcn::schema::{Acl, Policy, SetPolicy};
+use tortie_hcn::{Call, Failure, HResult, Hcn};
 
 use crate::config::Config;
 use crate::endpoints::AclChange;
 use crate::sets::Sets;
 use crate::state::{Guard, State};
 
+/// The name of the call by [`restart`].
+pub(crate) const RESTART: &str = "restart";
+
+/// Stops and starts an emulated HNS that another process serves.
+///
+/// # Errors
+/// It does not answer, or it is no emulator; or nothing is to survive, for which the process can be ended instead.
+pub fn restart(hcn: &dyn Hcn, survives: Survives) -> Result<(), Failure> {
+    let settings = serde_json::to_string(&survives).unwrap_or_default();
+    hcn.call(&Call::Emulator { name: RESTART.to_owned(), settings }).map(drop)
+}
+
 /// Which objects survive a restart of HNS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Survives {
     /// All of it.
     Everything,
@@ -24,6 +37,16 @@ pub enum Survives {
 }
 
 impl State {
+    /// Carries out [`restart`].
+    pub(crate) fn restart_by_call(&mut self, settings: &str, config: &Config) -> Result<(), Failure> {
+        let survives = serde_json::from_str(settings)
+            .map_err(|error| Failure::new(HResult::HCN_E_INVALID_JSON, error.to_string()))?;
+        if survives == Survives::Nothing {
+            return Err(Failure::new(HResult::E_NOTIMPL, "end the process, and start another one"));
+        }
+        self.restart(survives, config)
+    }
+
     /// Lost ACLs reset flows in the same way as removed ACLs.
     pub(crate) fn restart(&mut self, survives: Survives, config: &Config) -> Result<(), Failure> {
         match survives {

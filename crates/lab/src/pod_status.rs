@@ -27,13 +27,14 @@ pub(crate) enum PodStatus {
     /// It does not run, for this reason.
     Waiting(String),
     Running {
-        address: String,
+        /// One of each family at most.
+        addresses: Vec<String>,
         /// The address of its node.
         node: String,
     },
     /// Its program has ended, and nobody starts it again.
     Ended {
-        address: String,
+        addresses: Vec<String>,
         /// The address of its node.
         node: String,
         end: End,
@@ -45,12 +46,12 @@ impl PodStatus {
     pub(crate) fn stored(&self) -> Value {
         match self {
             Self::Waiting(message) => json!({"phase": "Pending", "message": message}),
-            Self::Running { address, node } => json!({
-                "phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": node,
+            Self::Running { addresses, node } => json!({
+                "phase": "Running", "podIP": addresses.first(), "podIPs": pod_ips(addresses), "hostIP": node,
                 "conditions": [{"type": "Ready", "status": "True"}],
             }),
-            Self::Ended { address, node, end } => json!({
-                "phase": end.phase(), "podIP": address, "podIPs": [{"ip": address}], "hostIP": node,
+            Self::Ended { addresses, node, end } => json!({
+                "phase": end.phase(), "podIP": addresses.first(), "podIPs": pod_ips(addresses), "hostIP": node,
                 "conditions": [{"type": "Ready", "status": "False", "reason": "PodCompleted"}],
                 "containerStatuses": [{"state": end.state(), "ready": false}],
             }),
@@ -72,14 +73,14 @@ impl PodStatus {
                     containers.iter().map(|it| container(it, waiting.clone(), false)).collect();
                 json!({"phase": "Pending", "message": message, "containerStatuses": statuses})
             }
-            Self::Running { address, node } => {
+            Self::Running { addresses, node } => {
                 let now = timestamp();
                 let running = json!({"running": {"startedAt": now}});
                 let statuses: Vec<Value> =
                     containers.iter().map(|it| container(it, running.clone(), true)).collect();
                 let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"];
                 json!({
-                    "phase": "Running", "message": null, "podIP": address, "podIPs": [{"ip": address}],
+                    "phase": "Running", "message": null, "podIP": addresses.first(), "podIPs": pod_ips(addresses),
                     "hostIP": node, "hostIPs": [{"ip": node}], "startTime": now,
                     "conditions": conditions.map(|name| condition(name, "")), "containerStatuses": statuses,
                 })
@@ -97,6 +98,10 @@ impl PodStatus {
             }
         }
     }
+}
+
+fn pod_ips(addresses: &[String]) -> Vec<Value> {
+    addresses.iter().map(|address| json!({"ip": address})).collect()
 }
 
 /// A condition that holds since now.

@@ -27,7 +27,7 @@ use crate::services::dns;
 use crate::wine::Programs;
 use crate::{LabDir, LabError};
 
-/// The delay before a pod that could not be started is retried, as a kubelet does.
+/// The delay before a pod that could not be started, or deleted, is retried, as a kubelet does.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A node, as the runtime knows it.
@@ -153,12 +153,12 @@ impl PodTask {
                     self.wishes.recv().await
                 }
                 Wish::Run(wanted) => match self.bring_up(&wanted).await {
-                    Ok((mut new, address)) => {
+                    Ok((mut new, addresses)) => {
                         let newer = tokio::select! {
                             newer = self.wishes.recv() => Some(newer),
                             end = new.program_ends() => {
                                 let node = new.node.address.to_string();
-                                let status = PodStatus::Ended { address, node, end };
+                                let status = PodStatus::Ended { addresses, node, end };
                                 self.api.set_status(&self.key, &wanted, &status).await;
                                 None
                             }
@@ -183,11 +183,11 @@ impl PodTask {
         }
     }
 
-    /// Starts the pod; returns its address, too.
-    async fn bring_up(&self, wanted: &DesiredPod) -> Result<(Sandbox, String), LabError> {
+    /// Starts the pod; returns its addresses, too.
+    async fn bring_up(&self, wanted: &DesiredPod) -> Result<(Sandbox, Vec<String>), LabError> {
         let mut sandbox = self.new_sandbox(wanted)?;
         match self.start(wanted, &mut sandbox).await {
-            Ok(address) => Ok((sandbox, address)),
+            Ok(addresses) => Ok((sandbox, addresses)),
             Err(error) => {
                 self.tear_down(sandbox).await;
                 Err(error)
@@ -213,10 +213,10 @@ impl PodTask {
         })
     }
 
-    async fn start(&self, wanted: &DesiredPod, sandbox: &mut Sandbox) -> Result<String, LabError> {
+    async fn start(&self, wanted: &DesiredPod, sandbox: &mut Sandbox) -> Result<Vec<String>, LabError> {
         // A hostNetwork pod uses its node's network, so the CNI plugin is not called.
-        let address = match wanted.pod.spec.host_network {
-            true => sandbox.node.address.to_string(),
+        let addresses = match wanted.pod.spec.host_network {
+            true => vec![sandbox.node.address.to_string()],
             false => self.connect(sandbox).await?,
         };
         if !wanted.pod.spec.host_network {
@@ -232,9 +232,9 @@ impl PodTask {
             None => sandbox.process = Some(self.start_process(wanted, sandbox).await?),
         }
         let node = sandbox.node.address.to_string();
-        let status = PodStatus::Running { address: address.clone(), node };
+        let status = PodStatus::Running { addresses: addresses.clone(), node };
         self.api.set_status(&self.key, wanted, &status).await;
-        Ok(address)
+        Ok(addresses)
     }
 
     /// Writes what `tortie lab exec` shows to commands as `/etc/resolv.conf`.
@@ -243,15 +243,16 @@ impl PodTask {
         std::fs::write(&path, dns::resolver(&self.key.namespace)).map_err(LabError::file("writing", &path))
     }
 
-    /// Connects the sandbox by the CNI plugin, and returns its address.
-    async fn connect(&self, sandbox: &mut Sandbox) -> Result<String, LabError> {
+    /// Connects the sandbox by the CNI plugin, and returns its addresses.
+    async fn connect(&self, sandbox: &mut Sandbox) -> Result<Vec<String>, LabError> {
         if sandbox.node.hcn.is_some() {
             self.make_hcn_namespace(sandbox).await?;
         }
         sandbox.added = true; // also where it fails: CNI wants a DEL then
         let result = self.cni("ADD", sandbox).await?;
-        let address = result["ips"][0]["address"].as_str().and_then(|text| text.split('/').next());
-        Ok(address.unwrap_or_default().to_owned())
+        let addresses = result["ips"].as_array().into_iter().flatten();
+        let addresses = addresses.filter_map(|ip| ip["address"].as_str()?.split('/').next());
+        Ok(addresses.map(str::to_owned).collect())
     }
 
     /// Creates an HCN namespace for the sandbox of a Windows node, with the network namespace as its compartment.
@@ -306,10 +307,15 @@ impl PodTask {
         if let Some(program) = sandbox.program.take() {
             program.kill().await;
         }
-        if sandbox.added
-            && let Err(error) = self.cni("DEL", &sandbox).await
-        {
-            tracing::error!(pod = %self.key, %error, "the CNI plugin did not delete the pod");
+        // Runtimes repeat DEL. Otherwise the pod's endpoint and address would stay for ever if an agent cannot reach the datastore now.
+        while sandbox.added {
+            match self.cni("DEL", &sandbox).await {
+                Ok(_) => sandbox.added = false,
+                Err(error) => {
+                    tracing::warn!(pod = %self.key, %error, "the CNI plugin did not delete the pod; the lab retries");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                }
+            }
         }
         if let Some(id) = sandbox.hcn_namespace {
             let unbound = sandbox.hns(move |hcn| bind_compartment(hcn, id, None)).await;

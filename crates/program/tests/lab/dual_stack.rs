@@ -37,6 +37,10 @@ fn pods_of_both_families_connect_and_policy_judges_both() {
     lab.wait_for_pods();
     let [one, two] = PODS.map(|pod| address_v6(&lab, pod));
     assert!(one.starts_with("fd00:10:244:") && two.starts_with("fd00:10:244:"), "{one} {two}");
+    // Kubelets report both, and on a Kubernetes API a pod has no address that they do not report.
+    let ips = "jsonpath={.status.podIPs[*].ip}";
+    let reported = lab.ok(&["get", "pod", "one", "-n", "calico-demo", "-o", ips]);
+    assert_eq!(reported.split_whitespace().collect::<Vec<_>>(), [&address_v4(&lab, "one"), &one]);
     lab.wait_until("pods connect by IPv6", || reaches(&lab, "one", &two) && reaches(&lab, "two", &one));
     for node in NODES {
         assert!(routes(&lab, node, "-6").contains("dev vxlan-v6.calico"), "{}", routes(&lab, node, "-6"));

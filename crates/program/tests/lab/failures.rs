@@ -275,22 +275,47 @@ fn a_hanging_hns_blocks_only_its_own_pods() {
     assert_eq!(leftovers(&lab), Vec::<String>::new());
 }
 
+/// Puts lines of a shell script before each call of the plugin.
+fn wrap_plugin(lab: &Lab, lines: &str) {
+    use std::os::unix::fs::symlink;
+    let (bin, real) = (lab.dir().join("bin/tortie-cni"), lab.dir().join("real"));
+    std::fs::create_dir(&real).unwrap();
+    symlink(std::fs::read_link(&bin).unwrap(), real.join("tortie-cni")).unwrap();
+    std::fs::remove_file(&bin).unwrap();
+    let script = format!("#!/bin/sh\n{lines}\nexec {}\n", real.join("tortie-cni").display());
+    testkit::executables::write_script(&bin, &script);
+}
+
+/// A runtime repeats DEL until it succeeds. Otherwise the endpoint and the address of the pod would stay.
+#[test]
+fn a_deletion_that_fails_is_repeated() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&[]);
+    let tried = lab.dir().join("tried");
+    let fail = format!("[ $CNI_COMMAND = DEL ] && mkdir {} 2>/dev/null && exit 1", tried.display());
+    wrap_plugin(&lab, &fail);
+    lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
+    lab.wait_for_pods();
+    let endpoints = || {
+        let endpoints = lab.json(&["get", "workloadendpoints", "-A", "-o", "json"]);
+        endpoints["items"].as_array().unwrap().len()
+    };
+    assert_eq!(endpoints(), crate::PODS.len());
+    lab.ok(&["delete", "pod", "-n", "calico-demo", "linux-client"]);
+    lab.wait_until("the endpoint is gone", || endpoints() == crate::PODS.len() - 1);
+    assert!(tried.exists(), "DEL has not failed");
+    running.signal(Signal::TERM);
+    running.wait();
+    assert_eq!(leftovers(&lab), Vec::<String>::new());
+}
+
 /// What a kubelet passes to the plugin of a pod, including its uid.
 #[test]
 fn the_plugin_receives_the_pods_uid() {
-    use std::os::unix::fs::symlink;
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
-    let (bin, log) = (lab.dir().join("bin"), lab.dir().join("told"));
-    std::fs::create_dir(lab.dir().join("real")).unwrap();
-    symlink(std::fs::read_link(bin.join("tortie-cni")).unwrap(), lab.dir().join("real/tortie-cni")).unwrap();
-    std::fs::remove_file(bin.join("tortie-cni")).unwrap();
-    let script = format!(
-        "#!/bin/sh\necho \"$CNI_COMMAND $CNI_ARGS\" >> {}\nexec {}\n",
-        log.display(),
-        lab.dir().join("real/tortie-cni").display()
-    );
-    testkit::executables::write_script(&bin.join("tortie-cni"), &script);
+    let log = lab.dir().join("told");
+    wrap_plugin(&lab, &format!("echo \"$CNI_COMMAND $CNI_ARGS\" >> {}", log.display()));
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
     lab.wait_for_pods();
     let log = std::fs::read_to_string(log).unwrap();

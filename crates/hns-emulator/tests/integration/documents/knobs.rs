@@ -11,7 +11,7 @@ use tortie_hcn::schema::Acl;
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind, Version};
 use tortie_hns_emulator::{
     AclRemoval, Config, EgressSees, Emulator, EqualPriority, Limits, OnRewrite, Packet, PacketDirection,
-    Recorder, Survives, UpdateReplaces, Verdict,
+    Recorder, Survives, UpdateReplaces, Verdict, restart,
 };
 
 fn allow_out(priority: u16) -> Value {
@@ -311,7 +311,14 @@ fn a_restart_keeps_the_configured_state() {
         node.sets("Add", json!([set("s1", "IPSET", "10.0.0.1")])).unwrap();
         node.acls("Add", names.clone()).unwrap();
         node.hns.open(node.endpoint, &out(6), None).unwrap();
-        node.hns.restart(survives).unwrap();
+        // From another process, it is a call. The end of all objects is the end of the process there.
+        match restart(&node.hns, survives) {
+            Ok(()) => assert_ne!(survives, Survives::Nothing),
+            Err(failure) => {
+                assert_eq!((survives, failure.code), (Survives::Nothing, HResult::E_NOTIMPL));
+                node.hns.restart(survives).unwrap();
+            }
+        }
         let Some((acls, sets)) = left else {
             assert_eq!(
                 (node.hns.networks().unwrap().len(), node.hns.endpoint(node.endpoint).is_err()),
