@@ -1,6 +1,6 @@
 //! Secrets that an agent knows appear nowhere: neither in its log at any level, nor in its report, nor in archives for bug reports.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
@@ -67,7 +67,9 @@ impl Drop for Running {
         let _ = self.0.wait();
         if std::thread::panicking() {
             let log = std::fs::read_to_string(&self.1).unwrap_or_default();
-            log.lines().filter(|line| !line.contains("TRACE")).for_each(|line| eprintln!("{line}"));
+            let shown = log.lines().filter(|line| !line.contains("TRACE"));
+            let shown: String = shown.flat_map(|line| [line, "\n"]).collect();
+            let _ = std::io::stderr().write_all(shown.as_bytes());
         }
     }
 }
