@@ -358,7 +358,10 @@ async fn a_full_store_takes_only_what_needs_no_more_room() {
     let same = Write::Update(key("a"), of_size(2_000), versions[0].clone());
     let [written] = &store.write_within(vec![same], 1).await.unwrap()[..] else { panic!("one write") };
     // A little more: a report, a lease, or a mark of a block that is given up.
+    store.create(&key("rest"), of_size(1_600)).await.unwrap();
+    assert!(store.used() > 9_700, "{}", store.used());
     let reports = store.update(&key("a"), of_size(2_500), &written.version).await.unwrap();
+    assert!(store.used() > 10_000, "{}", store.used());
     let written = store.update(&key("a"), of_size(2_000), &reports.version).await.unwrap();
     let larger = store.update(&key("a"), of_size(4_000), &written.version).await;
     assert!(matches!(larger, Err(StoreError::Full { .. })), "{larger:?}");
