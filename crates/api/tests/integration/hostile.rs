@@ -1,0 +1,54 @@
+//! What fuzzing has found: manifests and stored objects that needed too much memory or time, or caused a panic.
+
+use serde_json::json;
+use tortie_api::ipam::Block;
+use tortie_api::manifest::read;
+
+/// The path of each field has the names of all that contain it. Lines of very long paths are those of what contains the field.
+#[test]
+fn lines_of_fields_below_very_long_names_take_no_more_memory_than_the_file() {
+    let (name, items) = ("x".repeat(10_000), "      - 1\n".repeat(200));
+    let text = format!(
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nstatus:\n  extra:\n    {name}:\n{items}  last: 1\n"
+    );
+    let objects = read("m.yml", &text).unwrap();
+    let line = |field: &str| objects[0].lines.of(&format!("status.{field}"));
+    assert_eq!(line(&format!("extra.{name}")), 6);
+    assert_eq!(line(&format!("extra.{name}[0]")), 7);
+    assert_eq!(line(&format!("extra.{name}[199]")), 6);
+    assert_eq!(line("last"), 207);
+}
+
+/// Each anchor keeps a copy of its value, and those of nested anchors are copies of copies.
+#[test]
+fn nested_anchors_count_as_aliases_do() {
+    let values = format!("[{}]", "1,".repeat(500));
+    let text = |anchors: usize| {
+        let begin: String = (0..anchors).map(|number| format!("[&a{number} ")).collect();
+        format!(
+            "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nextra: {begin}{values}{}\n",
+            "]".repeat(anchors)
+        )
+    };
+    assert!(read("m.yml", &text(3)).is_ok());
+    let problems = read("m.yml", &text(50)).unwrap_err();
+    assert!(problems[0].problem.contains("behind anchors and aliases"), "{problems:?}");
+}
+
+/// Only the equality of sequence numbers means something, and `renew` takes at least the time.
+#[test]
+fn a_block_with_the_last_sequence_number_can_be_written() {
+    let mut block: Block = serde_json::from_value(json!({
+        "cidr": "10.0.0.0/30", "affinity": "host:n", "allocations": [0, null, null, null], "unallocated": [1, 2, 3],
+        "attributes": [{"handle_id": "h"}], "sequenceNumber": u64::MAX,
+    }))
+    .unwrap();
+    block.check().unwrap();
+    block.bump();
+    assert_eq!(block.sequence_number, 0);
+    block.sequence_number = u64::MAX;
+    assert_eq!(block.release("h", None).len(), 1);
+    block.renew([10, 0, 0, 1].into(), 7);
+    assert_eq!(block.sequence_number, 8);
+    block.check().unwrap();
+}
