@@ -19,6 +19,18 @@ fn lines_of_fields_below_very_long_names_take_no_more_memory_than_the_file() {
     assert_eq!(line("last"), 207);
 }
 
+/// A description of the object is part of each of its problems.
+#[test]
+fn a_very_long_name_is_not_repeated_in_each_problem() {
+    let fields: String = (0..50).map(|number| format!("unknown{number}: 1\n")).collect();
+    let (name, kind) = ("n".repeat(10_000), "kind: GlobalNetworkPolicy");
+    let text = format!("apiVersion: projectcalico.org/v3\n{kind}\nmetadata: {{name: {name}}}\n{fields}");
+    let problems = read("m.yml", &text).unwrap_err();
+    assert!(problems.len() >= 50, "{}", problems.len());
+    assert!(problems.iter().all(|problem| problem.object.len() < 500), "{}", problems[0].object.len());
+    assert!(problems[0].object.ends_with('…'), "{}", problems[0].object);
+}
+
 /// Each anchor keeps a copy of its value, and those of nested anchors are copies of copies.
 #[test]
 fn nested_anchors_count_as_aliases_do() {

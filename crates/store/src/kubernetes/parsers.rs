@@ -9,13 +9,12 @@ use super::{CalicoGroup, secrets, trim, values};
 use crate::{Event, StoreError, Stored};
 
 /// The events of the lines of a watch.
-#[must_use]
-pub fn line(group: CalicoGroup, kind: Kind, bytes: &[u8]) -> Vec<Result<Event, StoreError>> {
+pub fn line(group: CalicoGroup, kind: Kind, bytes: &[u8]) -> impl Iterator<Item = Result<Event, StoreError>> {
     let operation = Operation { verb: "watch", kind, key: None, after: Position(7), group };
     let mut lines = Lines::default();
     let mut whole = lines.push(bytes);
     whole.extend(lines.push(b"\n"));
-    whole.iter().map(|line| answer::event(&operation, line, "server")).collect()
+    whole.into_iter().map(move |line| answer::event(&operation, &line, "server"))
 }
 
 /// The objects of a list.

@@ -11,7 +11,7 @@ pub fn kubernetes_watch(bytes: &[u8]) {
     let mut input = Input(bytes);
     let group = if input.byte().is_multiple_of(2) { CalicoGroup::Crd } else { CalicoGroup::Native };
     let kind = input.kind();
-    for event in parsers::kubernetes_line(group, kind, input.0).into_iter().flatten() {
+    for event in parsers::kubernetes_line(group, kind, input.0).flatten() {
         if let Event::Put(stored) = event {
             used(group, &stored);
         }
