@@ -409,7 +409,7 @@ mod tests {
     fn an_expression_that_would_take_megabytes_is_refused() {
         let error = "interface=\\w{500}".parse::<AddressMethod>().unwrap_err();
         assert!(error.contains("size limit"), "{error}");
-        assert!("interface=(?i)^(eth|en|wl)[a-z0-9]{1,12}$".parse::<AddressMethod>().is_ok());
+        assert!("interface=(?i)^(eth|en|wl)[a-z0-9]+$".parse::<AddressMethod>().is_ok());
     }
 
     #[test]

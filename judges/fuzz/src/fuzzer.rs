@@ -15,7 +15,8 @@ use crate::summary::{Summary, words};
 
 /// What cargo-fuzz gives to the compiler, too: each branch counts how often it was taken, and comparisons tell libFuzzer their operands.
 /// These options are not tied to a nightly toolchain.
-const INSTRUMENTATION: [&str; 7] = [
+const INSTRUMENTATION: [&str; 8] = [
+    "--cfg fuzzing",
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
     "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",

@@ -3,20 +3,34 @@
 use serde_json::json;
 use tortie_api::ipam::Block;
 use tortie_api::manifest::read;
+use tortie_api::to_yaml;
 
 /// The path of each field has the names of all that contain it. Lines of very long paths are those of what contains the field.
 #[test]
 fn lines_of_fields_below_very_long_names_take_no_more_memory_than_the_file() {
     let (name, items) = ("x".repeat(10_000), "      - 1\n".repeat(200));
     let text = format!(
-        "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nstatus:\n  extra:\n    {name}:\n{items}  last: 1\n"
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nstatus:\n  extra:\n    ? {name}\n    :\n{items}  last: 1\n"
     );
     let objects = read("m.yml", &text).unwrap();
     let line = |field: &str| objects[0].lines.of(&format!("status.{field}"));
     assert_eq!(line(&format!("extra.{name}")), 6);
-    assert_eq!(line(&format!("extra.{name}[0]")), 7);
+    assert_eq!(line(&format!("extra.{name}[0]")), 8);
     assert_eq!(line(&format!("extra.{name}[199]")), 6);
-    assert_eq!(line("last"), 207);
+    assert_eq!(line("last"), 208);
+}
+
+/// YAML allows no more than 1,024 characters before a colon, unless a question mark comes first.
+#[test]
+fn very_long_names_of_fields_are_written_as_they_are_read() {
+    for name in ["x".repeat(1_100), "\u{1c}".repeat(400)] {
+        let value = json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "annotations": {&name: "a", "b": "c"}},
+            "status": {"extra": [{&name: {&name: [1, {&name: []}]}}]},
+        });
+        let objects = read("m.yml", &to_yaml(&value)).unwrap();
+        assert_eq!(objects[0].value, value);
+    }
 }
 
 /// A description of the object is part of each of its problems.
@@ -38,7 +52,7 @@ fn nested_anchors_count_as_aliases_do() {
     let text = |anchors: usize| {
         let begin: String = (0..anchors).map(|number| format!("[&a{number} ")).collect();
         format!(
-            "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nextra: {begin}{values}{}\n",
+            "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nstatus: {{extra: {begin}{values}{}}}\n",
             "]".repeat(anchors)
         )
     };

@@ -62,12 +62,13 @@ fn written_again(announcement: &Announcement) {
 pub fn bgp_session(bytes: &[u8]) {
     let mut input = Input(bytes);
     let mut session = Session::new(SessionSettings::new(64_512, Ipv4Addr::new(192, 0, 2, 1), 64_513), 7);
-    let (mut now, mut next) = (Duration::ZERO, 1);
+    let (mut now, mut newest) = (Duration::ZERO, ConnectionId(0));
     session.handle(now, Event::Start);
     while !input.0.is_empty() {
         let what = input.byte();
         now += Duration::from_secs(u64::from(what >> 3));
-        let connection = session.connection().unwrap_or(ConnectionId(next));
+        let connection = session.connection().unwrap_or(newest);
+        let next = ConnectionId(newest.0 + 1);
         let outputs = match what & 7 {
             0..=2 => {
                 let length = codec::length(input.0);
@@ -82,13 +83,15 @@ pub fn bgp_session(bytes: &[u8]) {
                     Err(notification) => session.handle(now, Event::Received(connection, Err(notification))),
                 }
             }
-            3 => session.handle(now, Event::Accepted(ConnectionId(next))),
-            4 => session.handle(now, Event::Connected(ConnectionId(next))),
+            3 => session.handle(now, Event::Accepted(next)),
+            4 => session.handle(now, Event::Connected(next)),
             5 => session.handle(now, Event::Closed(connection)),
             6 => session.handle(now, Event::ConnectFailed),
             _ => session.handle(now, Event::Tick),
         };
-        next += 1;
+        if matches!(what & 7, 3 | 4) {
+            newest = next;
+        }
         for output in outputs {
             if let Output::Send(_, message) = output {
                 assert_eq!(codec::length(&message), Ok(Some(message.len())), "{message:?}");

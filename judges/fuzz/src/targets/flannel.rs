@@ -25,7 +25,7 @@ pub fn flannel_config(bytes: &[u8]) {
 pub fn flannel_leases(bytes: &[u8]) {
     let mut input = Input(bytes);
     let Ok(ranges) = NetConf::parse(input.text()).and_then(|config| Ranges::new(&config)) else { return };
-    let mut view = View::new("/f/subnets/".to_owned(), ranges.clone());
+    let mut view = View::new("/f/subnets/".to_owned(), ranges);
     let mut revision = 0;
     while !input.0.is_empty() {
         let (name, value) = (input.text(), input.text());
