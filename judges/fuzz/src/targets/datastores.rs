@@ -1,5 +1,6 @@
 //! What etcd, the embedded store's file and service, and their clients send.
 
+use tortie_store::rpc::{CertificateId, RevocationList};
 use tortie_store::{Event, Interest, parsers};
 
 use crate::input::{Input, same};
@@ -81,4 +82,11 @@ pub fn service_message(bytes: &[u8]) {
 /// The certificate of a client.
 pub fn certificate(bytes: &[u8]) {
     let _ = parsers::certificate(bytes);
+}
+
+/// A list of revoked certificates, or a certificate, and the certificates of authorities, all in PEM. The first ends with NUL.
+pub fn revocation_list(bytes: &[u8]) {
+    let mut input = Input(bytes);
+    let (text, authorities) = (input.text(), input.text());
+    let _ = (RevocationList::parse(text, authorities), CertificateId::of_pem(text, authorities));
 }

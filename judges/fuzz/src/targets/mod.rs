@@ -51,6 +51,7 @@ pub const TARGETS: &[Target] = &[
     values("service_event", datastores::service_event),
     values("service_message", datastores::service_message),
     small("certificate", datastores::certificate),
+    small("revocation_list", datastores::revocation_list),
     values("kubernetes_watch", kubernetes::kubernetes_watch),
     values("kubernetes_list", kubernetes::kubernetes_list),
     values("kubernetes_secret", kubernetes::kubernetes_secret),
