@@ -7,12 +7,13 @@ use setup::{packages, step, workspace};
 use crate::gate::OF_CALICO;
 use crate::judge;
 
-/// Runs the random tests with many more cases, or one of the steps: `chaos`, with its options.
+/// Runs the random tests with many more cases, or one of the steps: `chaos` or `fuzz`, with its options.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         [] => everything(),
         ["chaos", options @ ..] => judge("judge-chaos", options),
-        other => bail!("soak {}: the only step that runs alone is chaos", other.join(" ")),
+        ["fuzz", options @ ..] => judge("judge-fuzz", options),
+        other => bail!("soak {}: the steps that run alone are chaos and fuzz", other.join(" ")),
     }
 }
 
@@ -27,10 +28,8 @@ fn everything() -> Result<()> {
     step("previews, 1,500 changes", || random("tortie-calc", "previews", 1_500))?;
     let verdicts = workspace()?.join(OF_CALICO[2]);
     if verdicts.exists() {
-        let verdicts = verdicts.display().to_string();
-        step("Calico's verdicts, by Windows nodes", || {
-            judge("judge-vectors", &[&verdicts, "--on", "emulator"])
-        })?;
+        let judged = || judge("judge-vectors", &[&verdicts.display().to_string(), "--on", "emulator"]);
+        step("Calico's verdicts, by Windows nodes", judged)?;
     }
     step("ten million calls of the CNI plugin", || {
         let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "any_call"];
@@ -52,6 +51,7 @@ fn everything() -> Result<()> {
     step("ten million damaged BGP messages", || one_random("tortie-bgp", "no_bytes_panic", 10_000_000))?;
     step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "random_networks", 5_000))?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
+    step("60 s of fuzzing for each parser", || judge("judge-fuzz", &[]))?;
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
     step("a thousand kills under traffic", || {
         setup::run(cargo_program().args(test).env("TORTIE_KILLS", "1000"))

@@ -46,10 +46,11 @@ const ROOMS: [&str; 25] = [
     "program",
 ];
 /// The crates around the program, for development. None of them is part of it.
-const TOOLS: [&str; 9] = [
+const TOOLS: [&str; 10] = [
     "judges/bench",
     "judges/chaos",
     "judges/e2e",
+    "judges/fuzz",
     "judges/vectors",
     "judges/wine",
     "setup",

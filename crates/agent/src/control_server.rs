@@ -118,7 +118,7 @@ async fn read_line(stream: &mut Stream) -> io::Result<Vec<u8>> {
     Ok(request)
 }
 
-fn read(request: &[u8]) -> Result<Ask, String> {
+pub(crate) fn read(request: &[u8]) -> Result<Ask, String> {
     let unreadable = |error: serde_json::Error| format!("the question cannot be read: {error}");
     let value: serde_json::Value = serde_json::from_slice(request).map_err(unreadable)?;
     match value["version"].as_u64() {

@@ -34,6 +34,8 @@ mod node;
 mod node_address;
 mod obtain;
 mod own_addresses;
+#[doc(hidden)]
+pub mod parsers;
 mod pending;
 mod plane;
 mod pods;

@@ -6,9 +6,12 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use tortie_api::net::IpVersion;
 use tortie_windows::Host;
+
+/// The size of a compiled expression in bytes. Names of interfaces have at most 15 characters, and what is written for them needs a tenth.
+const LARGEST_REGEX: usize = 128 << 10;
 
 /// The methods for both families. The default is the address that the kubelet reports, or an annotation that is there.
 #[derive(Debug, Clone, Default)]
@@ -276,7 +279,10 @@ impl FromStr for AddressMethod {
             }
         };
         let regexes = |value: &str| -> Result<Vec<Regex>, String> {
-            let one = |part: String| Regex::new(&part).map_err(|error| format!("{part:?}: {error}"));
+            let one = |part: String| {
+                let built = RegexBuilder::new(&part).size_limit(LARGEST_REGEX).build();
+                built.map_err(|error| format!("{part:?}: {error}"))
+            };
             parts(value)?.into_iter().map(one).collect()
         };
         match (name, value) {
@@ -397,6 +403,13 @@ mod tests {
         }
         let by_kubelet = AddressMethod::InternalIp.choose(IpVersion::V4, &machine, |_| false, None);
         assert_eq!(by_kubelet, Ok(None));
+    }
+
+    #[test]
+    fn an_expression_that_would_take_megabytes_is_refused() {
+        let error = "interface=\\w{500}".parse::<AddressMethod>().unwrap_err();
+        assert!(error.contains("size limit"), "{error}");
+        assert!("interface=(?i)^(eth|en|wl)[a-z0-9]+$".parse::<AddressMethod>().is_ok());
     }
 
     #[test]

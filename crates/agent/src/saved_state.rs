@@ -54,7 +54,7 @@ pub(crate) fn read(path: &Path, node: &str) -> Option<Saved> {
     }))
 }
 
-fn decode(bytes: &[u8], node: &str, boot_id: &str) -> Result<Saved, String> {
+pub(crate) fn decode(bytes: &[u8], node: &str, boot_id: &str) -> Result<Saved, String> {
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("it has no first line")?;
     let (header, rest) = (&bytes[..end], &bytes[end + 1..]);
     let header: Header =
@@ -74,11 +74,16 @@ fn decode(bytes: &[u8], node: &str, boot_id: &str) -> Result<Saved, String> {
     Ok(Saved { state: if has_pods { state } else { state.without_pods() }, has_pods })
 }
 
-fn encode(state: &SavedState, node: &str, boot_id: &str) -> Result<Vec<u8>, String> {
+pub(crate) fn encode(state: &SavedState, node: &str, boot_id: &str) -> Result<Vec<u8>, String> {
     let rest = serde_json::to_vec(state).map_err(|error| error.to_string())?;
     if rest.len() > MAX_BYTES {
         return Err(format!("it would have {} bytes, and may have {MAX_BYTES}", rest.len()));
     }
+    with_header(rest, node, boot_id)
+}
+
+/// A state behind its first line.
+pub(crate) fn with_header(rest: Vec<u8>, node: &str, boot_id: &str) -> Result<Vec<u8>, String> {
     let (node, boot_id) = (node.to_owned(), boot_id.to_owned());
     let header = Header { version: VERSION, node, boot_id, sha256: checksum(&rest) };
     let header = serde_json::to_vec(&header).map_err(|error| error.to_string())?;

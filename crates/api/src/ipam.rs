@@ -217,7 +217,7 @@ impl Block {
         };
         self.allocations[offset] = Some(self.index_of(attribute));
         self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
-        self.sequence_number += 1;
+        self.sequence_number = self.sequence_number.wrapping_add(1);
         self.address(offset)
     }
 
@@ -259,7 +259,7 @@ impl Block {
             }
         }
         self.forget_unused_attributes();
-        self.sequence_number += 1;
+        self.sequence_number = self.sequence_number.wrapping_add(1);
         released.into_iter().map(|offset| self.address(offset)).collect()
     }
 
@@ -309,13 +309,13 @@ impl Block {
         if let Some(offset) = self.offset(address) {
             self.sequence_number = self.sequence_number.max(now_nanos);
             self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
-            self.sequence_number += 1;
+            self.sequence_number = self.sequence_number.wrapping_add(1);
         }
     }
 
     /// Counts a write that changes nothing else, so that a concurrent one fails.
     pub fn bump(&mut self) {
-        self.sequence_number += 1;
+        self.sequence_number = self.sequence_number.wrapping_add(1);
     }
 
     /// The addresses of a handle.

@@ -23,6 +23,9 @@ pub use exported::{LAST_APPLIED, take_metadata_of_the_cluster};
 use meaning::Meaning;
 pub use offline::{Offline, Settled};
 
+/// The bytes of the longest description of an object: its kind, its namespace (63) and its name (253), with some room.
+const LONGEST_DESCRIPTION: usize = 400;
+
 /// A valid object of a manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {
@@ -186,7 +189,7 @@ impl Seen {
             }
             Entry::Occupied(earlier) => Some(Problem {
                 problem: format!("the object was given before, at {}", earlier.get()),
-                object: object.key.to_string(),
+                object: shortened(&object.key.to_string()),
                 field: String::new(),
                 origin: object.origin.clone(),
             }),
@@ -229,7 +232,15 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
 
 fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> Problem {
     let origin = Origin { file: file.to_owned(), line: document.lines.of(&error.path) };
-    Problem { origin, object: object.to_owned(), field: error.path, problem: error.problem }
+    Problem { origin, object: shortened(object), field: error.path, problem: error.problem }
+}
+
+/// The description of an object, for each of its problems. No valid one is longer.
+fn shortened(object: &str) -> String {
+    match object.split_at_checked(object.floor_char_boundary(LONGEST_DESCRIPTION)) {
+        Some((begin, rest)) if !rest.is_empty() => format!("{begin}…"),
+        _ => object.to_owned(),
+    }
 }
 
 /// Removes fields without a value, which count as absent. In maps of labels they stay, because `app:` is a mistake

@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
+/// The longest name, in bytes, that may stand before a colon (YAML 1.2.2, section 7.4.2: 1,024 characters). Longer ones need a question mark.
+const LONGEST_KEY: usize = 1000;
+
 /// A mapping as a YAML document. What YAML could read as another type is in quotes.
 #[must_use]
 pub fn to_yaml(value: &Value) -> String {
@@ -17,7 +20,11 @@ fn write(text: &mut String, value: &Value, depth: usize) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
-                let _ = write!(text, "{indent}{}:", scalar(&Value::from(name.as_str())));
+                let name = scalar(&Value::from(name.as_str()));
+                let _ = match name.len() > LONGEST_KEY {
+                    true => write!(text, "{indent}? {name}\n{indent}:"),
+                    false => write!(text, "{indent}{name}:"),
+                };
                 below(text, value, depth + 1);
             }
         }

@@ -3,14 +3,18 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 use serde_json::{Map, Number, Value};
 
 const MAX_DEPTH: usize = 64;
-/// The maximum number of values from aliases, each with up to 64 bytes of text. Without aliases a document is as
-/// large as its file.
-const MAX_ALIASED: usize = 1_000_000;
+/// The number of values from aliases that any file may have, each with up to 64 bytes of text. A larger file may have one more for each
+/// four bytes. Without aliases a document is as large as its file.
+const MAX_ALIASED: usize = 4_096;
+/// The bytes that the paths of fields may take, beside eight times the file. Where names of fields are very long, or deeply nested, paths
+/// would take the square of the file's size.
+const MAX_PATHS: usize = 64 << 10;
 /// The key that merges the fields of other mappings.
 const MERGE: &str = "<<";
 
@@ -26,7 +30,7 @@ pub(crate) struct Document {
 pub struct Lines {
     /// The line on which the document's content begins; the first is 1.
     pub first: usize,
-    /// The line of each field, by its path (`spec.ingress[0].action`).
+    /// The line of each field, by its path (`spec.ingress[0].action`). Where paths are very long, some are missing.
     fields: BTreeMap<String, usize>,
 }
 
@@ -89,26 +93,29 @@ pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
         parser: Parser::new_from_str(text),
         anchors: HashMap::new(),
         lines: BTreeMap::new(),
+        path: String::new(),
+        paths_left: text.len() * 8 + MAX_PATHS,
         aliased: 0,
+        most_aliased: text.len() / 4 + MAX_ALIASED,
     };
     let mut documents = Vec::new();
     loop {
-        let (event, span) = reader.next("")?;
+        let (event, span) = reader.next()?;
         match event {
             Event::StreamEnd => return Ok(documents),
             Event::DocumentStart(_) => {
                 reader.lines.clear();
                 reader.anchors.clear();
-                let (event, span) = reader.next("")?;
+                let (event, span) = reader.next()?;
                 let first = span.start.line();
-                let value = reader.node(event, span, "", 0)?;
+                let value = reader.node(event, span, 0)?;
                 if !value.is_null() {
                     let fields = std::mem::take(&mut reader.lines);
                     documents.push(Document { value, lines: Lines { first, fields } });
                 }
             }
             Event::Nothing | Event::StreamStart | Event::DocumentEnd => {}
-            _ => return Err(error_at(span, "", "the document does not begin with a value")),
+            _ => return Err(reader.error(span, "the document does not begin with a value")),
         }
     }
 }
@@ -117,115 +124,123 @@ struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
     anchors: HashMap<usize, Value>,
     lines: BTreeMap<String, usize>,
+    /// The path of the value that is being read.
+    path: String,
+    /// The bytes that paths in `lines` may still take.
+    paths_left: usize,
+    /// The values that anchors and aliases have copied, and may copy.
     aliased: usize,
+    most_aliased: usize,
 }
 
 impl<'a> Reader<'a> {
-    fn next(&mut self, path: &str) -> Result<(Event<'a>, Span), YamlError> {
-        let ended = || YamlError {
-            line: 1,
-            path: path.to_owned(),
-            problem: "the text ends in the middle".to_owned(),
-        };
+    fn next(&mut self) -> Result<(Event<'a>, Span), YamlError> {
+        let path = &self.path;
+        let ended =
+            || YamlError { line: 1, path: path.clone(), problem: "the text ends in the middle".to_owned() };
         let wrong = |error: ScanError| YamlError {
             line: error.marker().line(),
-            path: path.to_owned(),
+            path: path.clone(),
             problem: format!("this is not YAML: {}", error.info()),
         };
         self.parser.next_event().ok_or_else(ended)?.map_err(wrong)
     }
 
-    fn node(&mut self, event: Event<'a>, span: Span, path: &str, depth: usize) -> Result<Value, YamlError> {
+    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Value, YamlError> {
         if depth > MAX_DEPTH {
-            return Err(error_at(span, path, &format!("values are nested more than {MAX_DEPTH} deep")));
+            return Err(self.error(span, &format!("values are nested more than {MAX_DEPTH} deep")));
         }
-        self.lines.entry(path.to_owned()).or_insert(span.start.line());
+        if !self.lines.contains_key(&self.path) {
+            self.record(span);
+        }
         let (anchor, value) = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = style == ScalarStyle::Plain && tag.is_none();
                 (anchor, if plain { plain_scalar(text) } else { Value::String(text.into_owned()) })
             }
-            Event::SequenceStart(anchor, _) => (anchor, Value::Array(self.sequence(path, depth)?)),
-            Event::MappingStart(anchor, _) => (anchor, Value::Object(self.mapping(path, depth)?)),
+            Event::SequenceStart(anchor, _) => (anchor, Value::Array(self.sequence(depth)?)),
+            Event::MappingStart(anchor, _) => (anchor, Value::Object(self.mapping(depth)?)),
             Event::Alias(anchor) => {
-                let Some(value) = self.anchors.get(&anchor).cloned() else {
-                    return Err(error_at(span, path, "the alias names an anchor that is not there"));
+                let Some(size) = self.anchors.get(&anchor).map(size) else {
+                    return Err(self.error(span, "the alias names an anchor that is not there"));
                 };
-                self.count(size(&value), span, path)?;
-                (0, value)
+                self.count(size, span)?;
+                (0, self.anchors.get(&anchor).cloned().unwrap_or_default())
             }
-            _ => return Err(error_at(span, path, "a value is missing")),
+            _ => return Err(self.error(span, "a value is missing")),
         };
         if anchor > 0 {
+            self.count(size(&value), span)?;
             self.anchors.insert(anchor, value.clone());
         }
         Ok(value)
     }
 
-    fn sequence(&mut self, path: &str, depth: usize) -> Result<Vec<Value>, YamlError> {
+    fn sequence(&mut self, depth: usize) -> Result<Vec<Value>, YamlError> {
         let mut items = Vec::new();
+        let length = self.path.len();
         loop {
-            let (event, span) = self.next(path)?;
+            let (event, span) = self.next()?;
             if event == Event::SequenceEnd {
                 return Ok(items);
             }
-            let item = self.node(event, span, &format!("{path}[{}]", items.len()), depth + 1)?;
+            let _ = write!(self.path, "[{}]", items.len());
+            let item = self.node(event, span, depth + 1)?;
+            self.path.truncate(length);
             items.push(item);
         }
     }
 
-    fn mapping(&mut self, path: &str, depth: usize) -> Result<Map<String, Value>, YamlError> {
+    fn mapping(&mut self, depth: usize) -> Result<Map<String, Value>, YamlError> {
         let mut fields = Map::new();
         let mut merged = None;
+        let length = self.path.len();
         loop {
-            let (event, span) = self.next(path)?;
+            let (event, span) = self.next()?;
             let (name, merges) = match event {
                 Event::MappingEnd => break,
                 Event::Scalar(name, style, ..) => {
                     let merges = name == MERGE && style == ScalarStyle::Plain;
                     (name.into_owned(), merges)
                 }
-                _ => return Err(error_at(span, path, "a field's name must be plain text")),
+                _ => return Err(self.error(span, "a field's name must be plain text")),
             };
-            let field = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            self.enter(&name);
             if fields.contains_key(&name) || (merges && merged.is_some()) {
-                return Err(error_at(span, &field, "the field is given twice"));
+                return Err(self.error(span, "the field is given twice"));
             }
-            self.lines.insert(field.clone(), span.start.line());
-            let (event, value_span) = self.next(&field)?;
-            let value = self.node(event, value_span, &field, depth + 1)?;
+            self.record(span);
+            let (event, value_span) = self.next()?;
+            let value = self.node(event, value_span, depth + 1)?;
+            self.path.truncate(length);
             match merges {
                 true => merged = Some((value, span)),
                 false => drop(fields.insert(name, value)),
             }
         }
         if let Some((value, span)) = merged {
-            self.merge(&mut fields, value, span, path)?;
+            self.merge(&mut fields, value, span)?;
         }
         Ok(fields)
     }
 
     /// Merges the fields of other mappings (the merge key of YAML 1.1). The mapping's own fields take precedence,
     /// then those of earlier mappings.
-    fn merge(
-        &mut self,
-        fields: &mut Map<String, Value>,
-        value: Value,
-        span: Span,
-        path: &str,
-    ) -> Result<(), YamlError> {
+    fn merge(&mut self, fields: &mut Map<String, Value>, value: Value, span: Span) -> Result<(), YamlError> {
         let sources = match value {
             Value::Array(sources) => sources,
             source => vec![source],
         };
+        let length = self.path.len();
         for source in sources {
             let Value::Object(source) = source else {
-                return Err(error_at(span, path, "<< needs a mapping, or a list of mappings"));
+                return Err(self.error(span, "<< needs a mapping, or a list of mappings"));
             };
             for (name, value) in source {
                 if !fields.contains_key(&name) {
-                    let field = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                    self.lines.insert(field, span.start.line());
+                    self.enter(&name);
+                    self.record(span);
+                    self.path.truncate(length);
                     fields.insert(name, value);
                 }
             }
@@ -233,21 +248,36 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn count(&mut self, nodes: usize, span: Span, path: &str) -> Result<(), YamlError> {
+    /// Goes on to a field of the value that is being read.
+    fn enter(&mut self, name: &str) {
+        if !self.path.is_empty() {
+            self.path.push('.');
+        }
+        self.path.push_str(name);
+    }
+
+    /// Records the line of the value that is being read. If there is no room, its line is that of what contains it.
+    fn record(&mut self, span: Span) {
+        if let Some(left) = self.paths_left.checked_sub(self.path.len()) {
+            self.paths_left = left;
+            self.lines.insert(self.path.clone(), span.start.line());
+        }
+    }
+
+    fn count(&mut self, nodes: usize, span: Span) -> Result<(), YamlError> {
         self.aliased += nodes;
-        if self.aliased > MAX_ALIASED {
-            return Err(error_at(
-                span,
-                path,
-                &format!("there are more than {MAX_ALIASED} values behind aliases"),
-            ));
+        if self.aliased > self.most_aliased {
+            let most = self.most_aliased;
+            return Err(
+                self.error(span, &format!("there are more than {most} values behind anchors and aliases"))
+            );
         }
         Ok(())
     }
-}
 
-fn error_at(span: Span, path: &str, problem: &str) -> YamlError {
-    YamlError { line: span.start.line(), path: path.to_owned(), problem: problem.to_owned() }
+    fn error(&self, span: Span, problem: &str) -> YamlError {
+        YamlError { line: span.start.line(), path: self.path.clone(), problem: problem.to_owned() }
+    }
 }
 
 fn size(value: &Value) -> usize {

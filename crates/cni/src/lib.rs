@@ -4,6 +4,8 @@
 
 mod ipam;
 pub mod local;
+#[doc(hidden)]
+pub mod parsers;
 pub mod plugin;
 mod prev_result;
 pub mod results;

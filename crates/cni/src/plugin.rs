@@ -208,7 +208,7 @@ fn wrong(variable: &str, why: &str) -> Failure {
     Failure::new(Code::INVALID_ENVIRONMENT, format!("{variable} {why}"), "")
 }
 
-fn read_invocation(environment: Environment<'_>, config: &[u8]) -> Result<Invocation, Failure> {
+pub(crate) fn read_invocation(environment: Environment<'_>, config: &[u8]) -> Result<Invocation, Failure> {
     let variable = |name: &str| variable(environment, name);
     let command = match variable("CNI_COMMAND")?.as_str() {
         "ADD" => Command::Add,

@@ -24,6 +24,8 @@ mod guid;
 mod hresult;
 mod ip_helper;
 pub mod native;
+#[doc(hidden)]
+pub mod parsers;
 pub mod schema;
 pub mod selftest;
 mod server;

@@ -111,6 +111,11 @@ const ICMP_CODE: [u16; 2] = [6, 9];
 /// The length of `struct nfgenmsg`, whose first byte is the family.
 const HEADER: usize = 4;
 
+/// Reads an object in each way in which an answer is read.
+pub(crate) fn read_any(reply: &Reply) {
+    let _ = (flow_of(reply), addresses_of(reply).count(), deletion(reply));
+}
+
 fn message(kind: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
     let mut payload = vec![0; HEADER];
     fill(&mut payload);

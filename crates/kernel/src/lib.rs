@@ -13,6 +13,8 @@ pub mod namespace;
 pub mod netlink;
 pub mod nftables;
 pub mod packet;
+#[doc(hidden)]
+pub mod parsers;
 pub mod route;
 pub mod sysctl;
 pub mod tcp;

@@ -10,6 +10,7 @@ mod files;
 mod layout;
 mod log_watch;
 mod overlay;
+pub(crate) mod parsers;
 mod records;
 mod replay;
 #[cfg(test)]

@@ -22,6 +22,8 @@ mod in_force;
 mod interest;
 pub mod kubernetes;
 mod lock;
+#[doc(hidden)]
+pub mod parsers;
 mod pod;
 mod ring;
 pub mod rpc;

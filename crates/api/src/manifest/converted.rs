@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Origin, Problem, describe, documents, meaning, object, problem};
+use super::{Origin, Problem, describe, documents, meaning, object, problem, shortened};
 use crate::convert::{calico_spec, kubernetes_policy};
 use crate::yaml::Document;
 use crate::{FieldError, Kind, Resource};
@@ -60,7 +60,7 @@ fn one(
     let object = object(file, document)?;
     let at = |error: FieldError| Problem {
         origin: Origin { line: object.lines.of(&error.path), ..object.origin.clone() },
-        object: object.key.to_string(),
+        object: shortened(&object.key.to_string()),
         field: error.path,
         problem: error.problem,
     };

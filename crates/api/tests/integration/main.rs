@@ -5,6 +5,7 @@ mod crd_samples;
 mod crds;
 mod crds_on_server;
 mod fields;
+mod hostile;
 mod implied_slices;
 mod manifests;
 mod probe;

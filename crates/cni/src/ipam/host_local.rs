@@ -436,8 +436,7 @@ fn after(ranges: &[Range], last: Option<IpAddr>) -> impl Iterator<Item = IpAddr>
     })
 }
 
-/// The first addresses that a call may get, without the files, for tests.
-#[cfg(test)]
+/// The first addresses that a call may get, without the files, for tests and fuzzing.
 pub(crate) fn candidates(call: &Invocation) -> Result<Vec<IpAddr>, Failure> {
     let sets = Config::of(call)?.sets(&|| Ok(Vec::new()))?;
     let last = requested(call)?.first().copied();

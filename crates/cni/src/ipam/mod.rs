@@ -13,7 +13,6 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 
-#[cfg(test)]
 pub(crate) use host_local::candidates as host_local_candidates;
 pub(crate) use result::IpamResult;
 

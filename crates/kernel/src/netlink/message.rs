@@ -127,6 +127,12 @@ pub(super) fn split(mut datagram: &[u8]) -> impl Iterator<Item = Incoming<'_>> {
     })
 }
 
+/// The objects of one datagram, as a dump gives them.
+pub(crate) fn objects(datagram: &[u8]) -> Vec<Reply> {
+    let objects = split(datagram).filter(|message| matches!(message.meaning(), Meaning::Object));
+    objects.map(|it| Reply { kind: it.kind, port: it.port, payload: it.payload.to_vec() }).collect()
+}
+
 /// The refusal in an ERROR or DONE message; `None` if it reports success.
 fn refusal(message: &Incoming<'_>) -> Option<Refusal> {
     /// `NLMSGERR_ATTR_MSG`, and the flags that say what precedes it (`linux/netlink.h`).

@@ -5,5 +5,6 @@ pub mod attribute;
 mod message;
 mod socket;
 
+pub(crate) use message::objects;
 pub use message::{Refusal, Reply, Request};
 pub use socket::{Family, Socket};

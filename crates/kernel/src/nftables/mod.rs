@@ -333,6 +333,26 @@ impl Nft {
     }
 }
 
+/// Reads objects in each way in which answers are read, and writes them as text, as for operators.
+pub(crate) fn read_any(replies: &[Reply]) {
+    let data = |reply| decode::attributes(reply);
+    let sets: BTreeMap<String, Set> = replies.iter().filter_map(|reply| decode::set(data(reply))).collect();
+    for reply in replies {
+        let _ = (decode::generation(reply), decode::chain(data(reply)), others::read_any(reply));
+        if let Some((_, rule)) = decode::rule(data(reply), &|name| sets.get(name).cloned()) {
+            let _ = (decode::rule_count(data(reply)), rule_text(&rule), rule_length("t", "c", &rule));
+        }
+    }
+    // In an answer, all elements are of one set.
+    for Set { spec, .. } in sets.values().take(2) {
+        let listed: Vec<_> = replies.iter().flat_map(|reply| decode::elements(data(reply))).collect();
+        let _ = decode::counts(&listed);
+        for (key, value) in decode::join(spec, listed) {
+            let _ = element_text(&spec.key, &key, &value);
+        }
+    }
+}
+
 /// The kernel's data about a table itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TableHeader {

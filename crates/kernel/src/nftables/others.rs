@@ -250,6 +250,16 @@ impl Reader<'_> {
     }
 }
 
+/// Reads an object in each way in which an answer is read.
+pub(super) fn read_any(reply: &Reply) -> Option<Base> {
+    let data = attributes(reply);
+    let _ = (ForeignChain::of_rule(data).leads_to("cali"), table_id(reply));
+    for (_, element) in data.nest(NFTA_SET_ELEM_LIST_ELEMENTS).filter(|(kind, _)| *kind == LIST_ELEM) {
+        let _ = end(Attributes(element).nest(NFTA_SET_ELEM_DATA));
+    }
+    base(data)
+}
+
 pub(super) fn table_id(reply: &Reply) -> Option<TableId> {
     Some(TableId { family: *reply.payload.first()?, name: attributes(reply).text(NFTA_TABLE)? })
 }

@@ -15,8 +15,18 @@ pub use types::{
 };
 pub use watch::RouteWatch;
 
-use crate::netlink::{Family, Refusal, Request, Socket};
+use crate::netlink::{Family, Refusal, Reply, Request, Socket};
 use crate::{Error, Result};
+
+/// Reads an object in each way in which an answer is read.
+pub(crate) fn read_any(reply: &Reply) {
+    let _ = (codec::link(reply), codec::is_operating(reply), codec::address(reply));
+    let _ = (codec::neighbour(reply), codec::fdb_entry(reply), rate_limit::rate(reply, 1));
+    if let Some((route, _)) = codec::route_and_dead_links(reply) {
+        // It may be changed or removed.
+        let _ = codec::change(&Change::DeleteRoute(route));
+    }
+}
 
 /// A netlink connection to the tables of one network namespace: that of the thread that opened it.
 #[derive(Debug)]

@@ -153,7 +153,7 @@ enum Target {
 
 impl Legacy {
     /// Reads the kernel's description of a table.
-    pub(super) fn parse(family: LegacyFamily, info: &[u8; INFO], entries: &[u8]) -> Result<Self, String> {
+    pub(crate) fn parse(family: LegacyFamily, info: &[u8; INFO], entries: &[u8]) -> Result<Self, String> {
         let broken = |at: usize| format!("its entry at byte {at} cannot be read");
         let sizes = Sizes::of(family);
         let valid = word(info, 32).unwrap_or(0);
@@ -289,6 +289,17 @@ impl Legacy {
         }
         rules.extend(chains.into_iter().map(|name| Marked::Chain(name.clone())));
         rules
+    }
+
+    /// Asks for everything that is asked of a table.
+    pub(crate) fn read_any(&self) -> Result<(), String> {
+        let marks = Marks { tables: &[], chains: "cali-", comments: "cali:" };
+        let _ = (self.rules(), self.ends(), self.marked(marks));
+        match self.without(marks)? {
+            Some(changed) => drop(changed.encode(&[0; 32], self.entries(), 0)),
+            None => drop(self.encode(&[0; 32], self.entries(), 0)),
+        }
+        Ok(())
     }
 
     /// The same table without what carries the marks; `None` if nothing does.

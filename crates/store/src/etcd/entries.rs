@@ -213,7 +213,7 @@ impl Etcd {
 }
 
 /// How long a lease lasts, of the seconds that were asked for and given. etcd may give more; whoever renews too early loses nothing.
-fn lasting(asked: i64, given: i64) -> Result<Duration, StoreError> {
+pub(super) fn lasting(asked: i64, given: i64) -> Result<Duration, StoreError> {
     match u64::try_from(given.min(asked)) {
         Ok(seconds @ 1..) => Ok(Duration::from_secs(seconds)),
         _ => Err(StoreError::Unavailable(format!("etcd gave a lease of {given} s"))),
@@ -230,7 +230,7 @@ fn compare(result: CompareResult, target: CompareTarget, key: Vec<u8>, value: Ta
     }
 }
 
-fn entry(found: KeyValue) -> Result<Entry, StoreError> {
+pub(super) fn entry(found: KeyValue) -> Result<Entry, StoreError> {
     let revision = position(found.mod_revision)?.0;
     Ok(Entry { key: text(&found.key), value: text(&found.value), revision, has_lease: found.lease != 0 })
 }

@@ -132,9 +132,13 @@ fn block(cidr: &str) -> String {
 }
 
 /// The object of an etcd key in the range of a kind; `None` for keys that are not objects, such as the marker of a
-/// host (`/calico/ipam/v2/host/<node>`).
+/// host (`/calico/ipam/v2/host/<node>`), and for keys under which no object is written: an object has one key.
 pub(crate) fn decode(kind: Kind, key: &[u8]) -> Option<Key> {
     let key = std::str::from_utf8(key).ok()?;
+    read(kind, key).filter(|object| encode(object) == key)
+}
+
+fn read(kind: Kind, key: &str) -> Option<Key> {
     let (owner, rest) = match key.strip_prefix(&prefix(kind)) {
         Some(rest) => ("", rest),
         None if kind == Kind::BlockAffinity => ("virtual:", key.strip_prefix(VIRTUAL_AFFINITIES)?),
@@ -231,6 +235,10 @@ mod tests {
             (Kind::IpamConfig, "/calico/ipam/v2/config/x"),
             (Kind::NetworkPolicy, "/calico/resources/v3/projectcalico.org/networkpolicies/p"),
             (Kind::Tier, "/registry/tiers/t"),
+            // An update or a deletion would reach the object x of namespace n, or the block of the other family or owner.
+            (Kind::NetworkPolicy, "/calico/resources/v3/projectcalico.org/networkpolicies//n/x"),
+            (Kind::IpamBlock, "/calico/ipam/v2/assignment/ipv6/block/10.0.0.0-26"),
+            (Kind::BlockAffinity, "/calico/ipam/v2/host/virtual:load-balancer/ipv4/block/10.0.0.0-26"),
         ] {
             assert_eq!(decode(kind, key.as_bytes()), None, "{key}");
         }

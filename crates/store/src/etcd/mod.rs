@@ -7,6 +7,7 @@ mod client;
 mod entries;
 mod keys;
 mod message;
+pub(crate) mod parsers;
 mod values;
 
 use std::sync::Arc;
@@ -298,26 +299,34 @@ impl Source for Etcd {
         };
         let replies = self.open_watch(create).await?;
         let events = replies.flat_map(move |reply| {
-            let events = match reply {
-                Ok(reply) if reply.compact_revision > 0 => vec![Err(StoreError::Compacted(after))],
-                Ok(reply) if reply.canceled => {
-                    vec![Err(StoreError::Unavailable(format!(
-                        "etcd ended the watch: {}",
-                        reply.cancel_reason
-                    )))]
-                }
-                Ok(reply) if reply.created => Vec::new(),
-                Ok(reply) if reply.events.is_empty() => {
-                    vec![revision(reply.header).map(|revision| Event::Progress(Position(revision)))]
-                }
-                Ok(reply) => reply.events.into_iter().filter_map(|it| event(&interest, it)).collect(),
-                Err(error) => vec![Err(error)],
-            };
-            futures::stream::iter(events)
+            let events = reply.map(|reply| events(&interest, after, reply));
+            futures::stream::iter(events.unwrap_or_else(|error| vec![Err(error)]))
         });
         let ended = StoreError::Unavailable("etcd ended the watch".to_owned());
         Ok(events.chain(futures::stream::iter([Err(ended)])).boxed())
     }
+}
+
+/// The events of an answer to a watch that began after a position.
+fn events(
+    interest: &Interest,
+    after: Position,
+    reply: message::WatchResponse,
+) -> Vec<Result<Event, StoreError>> {
+    if reply.compact_revision > 0 {
+        return vec![Err(StoreError::Compacted(after))];
+    }
+    if reply.canceled {
+        let problem = format!("etcd ended the watch: {}", reply.cancel_reason);
+        return vec![Err(StoreError::Unavailable(problem))];
+    }
+    if reply.created {
+        return Vec::new();
+    }
+    if reply.events.is_empty() {
+        return vec![revision(reply.header).map(|revision| Event::Progress(Position(revision)))];
+    }
+    reply.events.into_iter().filter_map(|it| event(interest, it)).collect()
 }
 
 /// `None` if the key is no object.

@@ -15,6 +15,7 @@ mod evictions;
 mod group;
 mod ipam;
 mod objects;
+pub(crate) mod parsers;
 mod profiles;
 mod publish;
 mod resources;

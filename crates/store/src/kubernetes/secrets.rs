@@ -160,14 +160,14 @@ impl SecretFollower {
     }
 }
 
-enum SecretEvent {
+pub(super) enum SecretEvent {
     State(SecretState),
     Bookmark,
     /// The history is lost, or the line cannot be read: read again.
     End,
 }
 
-fn event(line: &[u8]) -> SecretEvent {
+pub(super) fn event(line: &[u8]) -> SecretEvent {
     let line: Value = serde_json::from_slice(line).unwrap_or_default();
     match line["type"].as_str() {
         Some("ADDED" | "MODIFIED") => SecretEvent::State(state_of(&line["object"])),

@@ -13,6 +13,7 @@ mod known_store;
 mod limited;
 mod listener;
 pub(crate) mod message;
+pub(crate) mod parsers;
 mod revocation;
 mod server;
 mod tls;
