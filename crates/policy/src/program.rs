@@ -423,3 +423,41 @@ fn entity_matches(
         && !in_ports(not_ports)
         && !not_port_sets.iter().any(in_port_set)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Lookup for Nothing {
+        fn policy(&self, _: &PolicyId) -> Option<&PolicyRules> {
+            None
+        }
+
+        fn set(&self, _: &SetId) -> Option<&BTreeSet<Member>> {
+            None
+        }
+    }
+
+    /// Policy says so of named ports only: numbers need a protocol. The dataplanes render both alike, and are compared with this.
+    #[test]
+    fn packets_without_ports_have_none_that_a_rule_excludes() {
+        let ports = vec![PortRange { first: 0, last: u16::MAX }];
+        let rule = |source: EntityMatch, destination: EntityMatch| Rule {
+            source,
+            destination,
+            ..Rule::all(Action::Deny)
+        };
+        let unwanted = || EntityMatch { not_ports: ports.clone(), ..EntityMatch::default() };
+        for (protocol, matches) in [(Protocol::ICMP, true), (Protocol(47), true), (Protocol::UDP, false)] {
+            let address = IpAddr::from([10, 0, 0, 1]);
+            let (source, destination) = (address, address);
+            let flow =
+                Flow { source, destination, protocol, source_port: 0, destination_port: 0, icmp: None };
+            for rule in [rule(unwanted(), EntityMatch::default()), rule(EntityMatch::default(), unwanted())] {
+                assert_eq!(rule_matches(&rule, &flow, &Nothing), matches, "{protocol:?}");
+            }
+        }
+    }
+}

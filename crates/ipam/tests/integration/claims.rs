@@ -100,6 +100,47 @@ async fn a_node_that_loses_a_claim_tries_another_block() {
     assert!(block.belongs_to("mine"), "{:?}", block.affinity);
 }
 
+/// Somebody releases the affinity before it is confirmed. Without it, no address may be taken: the block would go, or have no route.
+#[tokio::test]
+async fn a_claim_that_was_given_up_meanwhile_begins_anew() {
+    for is_marked in [false, true] {
+        let store = cluster().await;
+        let other = store.clone();
+        let first = async move {
+            for Stored { key, version, .. } in other.list(Kind::BlockAffinity).await?.items {
+                match is_marked {
+                    true => drop(other.update(&key, json!({"state": "pendingDeletion"}), &version).await?),
+                    false => drop(other.delete(&key, Some(&version)).await?),
+                }
+            }
+            Ok(())
+        };
+        let mine = Ipam::new(Interrupted::new(&store, first), "mine", BTreeMap::new());
+        let assigned = mine.assign(&request("h")).await.unwrap();
+        let expected = [(format!("mine/{}", assigned.block), AffinityState::Confirmed)];
+        assert_eq!(affinities(&store).await, expected.into(), "marked: {is_marked}");
+    }
+}
+
+/// Pools overlap, and another node is faster to create a block with addresses of this one: they would be given twice.
+#[tokio::test]
+async fn a_new_block_goes_if_another_has_addresses_of_it() {
+    let store = cluster().await;
+    let blocks = [("10.0.0.0/29", "10.0.0.0/30"), ("10.0.0.8/29", "10.0.0.8/30")];
+    let begins = start("mine") as usize;
+    let ((own, inside), (next, _)) = (blocks[begins], blocks[1 - begins]);
+    let other = store.clone();
+    let first = async move {
+        store_block(&other, inside, "other", |_| {}).await;
+        Ok(())
+    };
+    let mine = Ipam::new(Interrupted::new(&store, first), "mine", BTreeMap::new());
+    let error = mine.assign(&request("h")).await.unwrap_err();
+    assert!(matches!(error, IpamError::Damaged { .. }) && error.to_string().contains(inside), "{error}");
+    assert_eq!(block(&store, own).await, None);
+    assert_eq!(mine.assign(&request("h")).await.unwrap().block.to_string(), next);
+}
+
 /// At which of the two blocks of the pool a node begins: FNV-1 of its name.
 fn start(node: &str) -> u32 {
     node.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte)) % 2
@@ -191,12 +232,14 @@ async fn a_block_without_owner_is_not_used() {
 /// The block is written before the claim is confirmed, so that a release of the block that somebody has begun fails.
 #[tokio::test]
 async fn a_claim_that_a_crash_left_is_completed_and_the_block_written() {
-    let store = cluster().await;
-    store_block(&store, "10.0.0.8/29", "mine", |_| {}).await;
-    store_affinity(&store, "mine", "10.0.0.8/29", json!({"state": "pending"})).await;
-    assert_eq!(ipam(&store, "mine").ensure_blocks().await.unwrap()[0].to_string(), "10.0.0.8/29");
-    assert_eq!(block(&store, "10.0.0.8/29").await.unwrap().sequence_number, 2);
-    assert_eq!(affinities(&store).await["mine/10.0.0.8/29"], AffinityState::Confirmed);
+    for state in ["pending", "pendingDeletion"] {
+        let store = cluster().await;
+        store_block(&store, "10.0.0.8/29", "mine", |_| {}).await;
+        store_affinity(&store, "mine", "10.0.0.8/29", json!({"state": state})).await;
+        assert_eq!(ipam(&store, "mine").ensure_blocks().await.unwrap()[0].to_string(), "10.0.0.8/29");
+        assert_eq!(block(&store, "10.0.0.8/29").await.unwrap().sequence_number, 2, "{state}");
+        assert_eq!(affinities(&store).await["mine/10.0.0.8/29"], AffinityState::Confirmed, "{state}");
+    }
 
     // The same before the block existed.
     let store = cluster().await;

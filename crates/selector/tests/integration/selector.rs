@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tortie_selector::Selector;
+use tortie_selector::{Restriction, Selector};
 
 fn parse(text: &str) -> Selector {
     Selector::parse(text).unwrap_or_else(|error| panic!("{error}"))
@@ -117,6 +117,29 @@ fn prefixing_renames_every_label_and_gives_all_a_meaning() {
         selector.over_prefixed("pcns.", "projectcalico.org/namespace").canonical(),
         "(has(projectcalico.org/namespace) || (has(pcns.a) && pcns.b not in {\"c\"} && !pcns.d == \"e\"))"
     );
+}
+
+/// A restriction that one side of `||` does not have is none of the whole: an index would miss what the other side matches.
+#[test]
+fn alternatives_have_the_restrictions_that_all_of_them_have() {
+    let restriction = |present, absent, values: Option<&[&'static str]>| Restriction {
+        present,
+        absent,
+        values: values.map(|values| values.iter().copied().collect()),
+    };
+    for (text, expected) in [
+        ("has(a) || has(a)", Some(restriction(true, false, None))),
+        ("!has(a) || !has(a)", Some(restriction(false, true, None))),
+        ("a == 'v' || a in {'w'}", Some(restriction(true, false, Some(&["v", "w"])))),
+        ("a == 'v' || has(a)", Some(restriction(true, false, None))),
+        ("has(a) || !has(a)", None),
+        ("!has(a) || has(a)", None),
+        ("!has(a) || a == 'v'", None),
+        ("has(a) || has(b)", None),
+        ("has(a) || all()", None),
+    ] {
+        assert_eq!(parse(text).restrictions().get("a"), expected.as_ref(), "{text}");
+    }
 }
 
 /// A selector for tests: its structure, its text and its meaning, each defined separately.
