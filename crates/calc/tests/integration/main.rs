@@ -13,5 +13,6 @@ mod questions;
 mod random_objects;
 mod saved_state;
 mod scratch;
+mod services;
 mod states;
 mod tunnels;

@@ -175,3 +175,52 @@ impl Change {
         ops
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tortie_kernel::nftables::{Data, Field, Verdict};
+
+    use super::*;
+
+    /// A packet that has read the old number still finds its chain.
+    #[test]
+    fn what_nothing_leads_to_any_more_goes_in_a_transaction_of_its_own() {
+        let (old, new) = (Key::byte(1), Key::byte(2));
+        let spec = || SetSpec::verdict_map(&[Field::Protocol]);
+        let jump = |chain: &str| Value::new(None, Some(Data::Verdict(Verdict::Jump(chain.to_owned()))));
+        let set = |spec: SetSpec, elements: &[(Key, Value)]| Set {
+            spec,
+            elements: elements.iter().cloned().collect(),
+        };
+        let addresses = set(SetSpec::hash(&[Field::Ipv4]), &[]);
+        let kernel = Table {
+            flags: 0,
+            chains: [("old-0".to_owned(), Chain::default())].into(),
+            sets: [
+                ("addresses".to_owned(), addresses.clone()),
+                ("chains".to_owned(), set(spec(), &[(old, jump("old-0"))])),
+            ]
+            .into(),
+        };
+        let mut change = Change::default();
+        change.chain(&kernel, "old-0", None);
+        change.chain(&kernel, "new-0", Some(Chain::default()));
+        change.set(&kernel, "addresses", None);
+        change.element("chains", spec, old, None);
+        change.element("chains", spec, new, Some(jump("new-0")));
+        let element = |key, chain: &str| vec![Element { key, value: jump(chain) }];
+        let Steps { prepare, switch, clear } = change.steps(&kernel);
+        let expected = [
+            Op::AddChain("new-0".into(), None),
+            Op::AddElements("chains".into(), spec(), element(new, "new-0")),
+        ];
+        assert_eq!(prepare, expected);
+        assert_eq!(switch, []);
+        let expected = [
+            Op::DeleteElements("chains".into(), spec(), element(old, "old-0")),
+            Op::DeleteChain("old-0".into()),
+            Op::DeleteSet("addresses".into()),
+        ];
+        assert_eq!(clear, expected);
+    }
+}

@@ -198,4 +198,25 @@ mod tests {
         let all = port_ranges((0..100).map(|port| (2 * port, 2 * port)));
         assert_eq!(*tests, [Test::Port { side: PacketEnd::Destination, ranges: all, invert: false }]);
     }
+
+    /// Each of the two matches what only the other one excludes. A union of the values would exclude both.
+    #[test]
+    fn conjunctions_that_exclude_different_values_stay_apart() {
+        let addresses = [1, 2].map(|last| Test::Address {
+            side: PacketEnd::Source,
+            family: Family::V4,
+            ranges: ranges([address(last).into()]),
+            invert: true,
+        });
+        let ports = [1, 2].map(|port| Test::Port {
+            side: PacketEnd::Destination,
+            ranges: port_ranges([(port, port)].into_iter()),
+            invert: true,
+        });
+        let protocols = [6, 17].map(|number| Test::Protocol { numbers: vec![number], invert: true });
+        for [one, other] in [addresses, ports, protocols] {
+            let all = vec![(vec![one], vec![1]), (vec![other], vec![2])];
+            assert_eq!(fold(all.clone()), all);
+        }
+    }
 }

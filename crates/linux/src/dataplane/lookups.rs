@@ -304,6 +304,8 @@ fn single(member: &Member, family: Family) -> Option<Key> {
 mod tests {
     use tortie_policy::program::SetKind;
 
+    use super::super::packet_test::port_ranges;
+    use super::super::sets::ranges;
     use super::*;
 
     fn net(last: u8) -> Member {
@@ -353,5 +355,30 @@ mod tests {
         let (lookup, state) = lookup([&[], &[]]);
         let whole = BTreeMap::from([(SetId::new("one"), ChangedSet::Whole)]);
         assert_eq!(lookup.affected(&state, &whole), BTreeMap::new(), "its program is rendered again");
+    }
+
+    /// Whatever follows the address in the key.
+    #[test]
+    fn a_lookup_compares_the_side_that_its_rules_are_about() {
+        let protocol = || Test::Protocol { numbers: vec![6], invert: false };
+        let ports = || Test::Port {
+            side: PacketEnd::Destination,
+            ranges: port_ranges([(80, 80)].into_iter()),
+            invert: false,
+        };
+        for side in [PacketEnd::Source, PacketEnd::Destination] {
+            for (more, then) in [
+                (vec![], Then::Nothing),
+                (vec![protocol()], Then::Protocol),
+                (vec![protocol(), ports()], Then::Port(PacketEnd::Destination)),
+            ] {
+                let family = Family::V4;
+                let ranges = ranges([IpNet::from(IpAddr::from([10, 0, 0, 1]))]);
+                let address = Test::Address { side, family, ranges, invert: false };
+                let tests = [vec![Test::Family(family), address], more].concat();
+                let (key, _) = keys(&tests, &BTreeMap::new()).unwrap();
+                assert_eq!(key, Keyed { side, family, then });
+            }
+        }
     }
 }

@@ -280,3 +280,29 @@ impl TestGroups<'_> {
 fn numbers(ports: &[PortRange]) -> Ranges {
     port_ranges(ports.iter().filter(|range| range.first <= range.last).map(|range| (range.first, range.last)))
 }
+
+#[cfg(test)]
+mod tests {
+    use tortie_api::net::Action;
+
+    use super::*;
+
+    #[test]
+    fn a_rule_excludes_the_ports_of_each_name() {
+        let ids = ["s:one", "s:other"].map(SetId::new);
+        let names = ids.clone().map(|id| Part::AddressPorts(Family::V4).name(&id));
+        for is_source in [false, true] {
+            let unwanted = EntityMatch { not_port_sets: ids.to_vec(), ..EntityMatch::default() };
+            let (ip_version, protocol) = (Some(IpVersion::V4), Some(Protocol::TCP));
+            let mut rule = Rule { ip_version, protocol, ..Rule::all(Action::Allow) };
+            *(if is_source { &mut rule.source } else { &mut rule.destination }) = unwanted;
+            let all = conjunctions(&rule, &|_| true).unwrap();
+            let [tests] = all.as_slice() else { panic!("{all:?}") };
+            let excluded = tests.iter().filter_map(|test| match test {
+                Test::Member { set, invert: true, .. } => Some(set.as_str()),
+                _ => None,
+            });
+            assert_eq!(excluded.collect::<Vec<_>>(), names, "source: {is_source}");
+        }
+    }
+}

@@ -367,4 +367,21 @@ mod tests {
         assert_eq!(ranges(["::/0".parse().unwrap()]).always(), Some(true));
         assert_eq!(ranges(["::/1".parse().unwrap()]).always(), None);
     }
+
+    /// A network of more than one address would admit its first one only.
+    #[test]
+    fn a_network_is_no_address_whatever_its_length() {
+        for (net, expected) in [
+            ("10.0.0.1/32", Part::Addresses(Family::V4)),
+            ("10.0.0.0/31", Part::Nets(Family::V4)),
+            ("0.0.0.0/0", Part::Nets(Family::V4)),
+            ("fd00::1/128", Part::Addresses(Family::V6)),
+            ("fd00::/127", Part::Nets(Family::V6)),
+            ("fd00::/64", Part::Nets(Family::V6)),
+            ("fd00::/32", Part::Nets(Family::V6)),
+            ("::/0", Part::Nets(Family::V6)),
+        ] {
+            assert_eq!(Part::of(&Member::Net(net.parse().unwrap())), expected, "{net}");
+        }
+    }
 }

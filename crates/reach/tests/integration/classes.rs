@@ -144,3 +144,61 @@ fn labels_that_no_policy_uses_separate_no_classes() {
     let staged = json!({"selector": "app == 'one'", "ingress": [{"action": "Deny"}]});
     assert!(!are_separated(Some((Kind::StagedGlobalNetworkPolicy, staged))));
 }
+
+/// Nodes reach pods of an overlay from their tunnel addresses, which are all that distinguishes these nodes.
+#[test]
+fn tunnel_addresses_of_both_families_separate_nodes() {
+    let snapshot = |annotation: &str, addresses: [&str; 2], pool: &str, pod: &str, net: &str| {
+        let mut snapshot = Snapshot::new();
+        let mut add = |kind, namespace: &str, name: &str, mut value: Value| {
+            value["metadata"]["name"] = json!(name);
+            snapshot.insert(
+                Key { kind, namespace: namespace.to_owned(), name: name.to_owned() },
+                value,
+                None,
+            );
+        };
+        add(Kind::Namespace, "", "a", json!({}));
+        let spec = json!({"nodeName": "n", "containers": []});
+        let status = json!({"podIPs": [{"ip": pod}]});
+        add(Kind::Pod, "a", "pod", json!({"metadata": {"namespace": "a"}, "spec": spec, "status": status}));
+        for (number, tunnel) in addresses.into_iter().enumerate() {
+            let annotations = json!({
+                "projectcalico.org/IPv4Address": format!("203.0.113.{}/24", number + 1),
+                "projectcalico.org/IPv6Address": format!("2001:db8::{}/64", number + 1),
+                annotation: tunnel,
+            });
+            add(Kind::Node, "", &format!("n{number}"), json!({"metadata": {"annotations": annotations}}));
+        }
+        add(Kind::IpPool, "", "pool", json!({"spec": {"cidr": pool, "vxlanMode": "Always"}}));
+        let spec = json!({"ingress": [{"action": "Allow", "source": {"nets": [net]}}]});
+        add(Kind::NetworkPolicy, "a", "p", json!({"metadata": {"namespace": "a"}, "spec": spec}));
+        snapshot
+    };
+    let v4 = |addresses| {
+        snapshot(
+            "projectcalico.org/IPv4VXLANTunnelAddr",
+            addresses,
+            "10.0.0.0/24",
+            "10.0.0.1",
+            "172.16.0.0/24",
+        )
+    };
+    let v6 = |addresses| {
+        snapshot("projectcalico.org/IPv6VXLANTunnelAddr", addresses, "fd00::/64", "fd00::1", "fd16::/64")
+    };
+    for (addresses, separated) in [
+        (["172.16.0.1", "172.17.0.1"], true),
+        (["172.16.0.1", "172.16.0.2"], false),
+        (["fd16::1", "fd17::1"], true),
+        (["fd16::1", "fd16::2"], false),
+    ] {
+        let snapshot = if addresses[0].contains(':') { v6(addresses) } else { v4(addresses) };
+        for (key, stored) in snapshot.iter() {
+            assert!(stored.resource.is_ok(), "{key}: {:?}", stored.resource);
+        }
+        let classes = Classes::of(&[&snapshot]);
+        let class = |name: &str| classes.class_of(&Peer::Node(name.to_owned())).unwrap();
+        assert_eq!(class("n0") != class("n1"), separated, "{addresses:?}");
+    }
+}

@@ -2,3 +2,4 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod classes;
+mod previews;

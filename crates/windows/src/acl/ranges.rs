@@ -370,4 +370,20 @@ mod tests {
         assert_eq!(set.or(set.not()), Protocols::ALL);
         assert_eq!(Protocols::with_ports(), Protocols::of(&[Protocol::TCP, Protocol::UDP, Protocol::SCTP]));
     }
+
+    #[test]
+    fn ranges_become_the_union_of_them_all() {
+        for (ranges, expected) in [
+            (vec![(1, 9), (3, 4)], vec![(1, 9)]),
+            (vec![(3, 4), (1, 9)], vec![(1, 9)]),
+            (vec![(1, 9), (3, 4), (10, 12)], vec![(1, 12)]),
+            (vec![(1, 4), (3, 9)], vec![(1, 9)]),
+            (vec![(1, 4), (5, 9)], vec![(1, 9)]),
+            (vec![(1, 4), (6, 9)], vec![(1, 4), (6, 9)]),
+            (vec![(0, u8::MAX), (7, 7)], vec![(0, u8::MAX)]),
+            (vec![], vec![]),
+        ] {
+            assert_eq!(Small::from_ranges(ranges.clone()).ranges(), expected, "{ranges:?}");
+        }
+    }
 }

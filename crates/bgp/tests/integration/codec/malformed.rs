@@ -417,3 +417,29 @@ fn wrong_opens_end_the_session() {
     });
     assert_eq!(short, unspecific);
 }
+
+/// RFC 6793 4.2.3: a speaker of two-byte numbers adds its own to AS_PATH only. So AS4_PATH has the end of the path, and
+/// if it is longer than AS_PATH, somebody has shortened that.
+#[test]
+fn numbers_that_old_speakers_added_stay_before_as4_path() {
+    let numbers = |numbers: &[u32], width: usize| {
+        let bytes = numbers.iter().flat_map(|number| number.to_be_bytes()[4 - width..].to_vec());
+        [2, numbers.len() as u8].into_iter().chain(bytes).collect::<Vec<u8>>()
+    };
+    let (old, new) = ([65001, 65002, 23456, 64999], [4_200_000_000, 64999]);
+    for (four, expected) in [
+        (&new[..], &[65001, 65002, 4_200_000_000, 64999][..]),
+        (&[65001, 65002, 4_200_000_000, 64999], &[65001, 65002, 4_200_000_000, 64999]),
+        (&[1, 2, 3, 4, 5], &old),
+    ] {
+        let paths = [attribute(0x40, 2, &numbers(&old, 2)), attribute(0xc0, 17, &numbers(four, 4))];
+        let [old_path, as4_path] = paths;
+        let message = update(&[origin(), old_path, next_hop(), as4_path], true);
+        let Ok(Message::Update(update)) = Message::decode(&message, &context(false)) else {
+            panic!("{four:?}")
+        };
+        assert_eq!(update.problems, []);
+        let path = &update.announced[0].attributes.as_path;
+        assert_eq!(path.numbers().collect::<Vec<_>>(), expected, "{four:?}");
+    }
+}

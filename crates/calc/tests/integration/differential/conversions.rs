@@ -225,6 +225,17 @@ fn remove(value: &mut Value, path: &str) {
     }
 }
 
+/// No pod has two values of one label. So the policy selects none, and the converted one must not select those with the last value.
+#[test]
+fn two_values_of_one_label_stay_two_requirements() {
+    let spec = json!({"selector": "a == 'x' && a == 'y'", "types": ["Ingress"]});
+    let value = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec});
+    let (_, converted) = to_kubernetes(&Key::namespaced(Kind::NetworkPolicy, "n", "p"), &value).unwrap();
+    let second = json!({"key": "a", "operator": "In", "values": ["y"]});
+    let expected = json!({"matchLabels": {"a": "x"}, "matchExpressions": [second]});
+    assert_eq!(converted["spec"]["podSelector"], expected);
+}
+
 #[test]
 fn calico_policies_that_can_be_kubernetes_policies_mean_the_same() {
     let count = RefCell::new(Count::default());

@@ -185,6 +185,31 @@ fn the_precedence_of_host_endpoints() {
     assert!(!reached(), "under * again");
 }
 
+/// Policy decision 16: policy before DNAT of all interfaces applies to an interface whose own host endpoint has none.
+#[test]
+fn policy_before_dnat_of_all_interfaces_applies_beside_a_named_one() {
+    let (mut node, outside) = node_and_outside();
+    serve(&node.namespace, 8080);
+    node.change(|state| {
+        policy(state, "deny", vec![Rule::all(Action::Deny)], vec![]);
+        policy(state, "allow", vec![Rule::all(Action::Allow)], vec![]);
+    });
+    let before_dnat = |policies: &[&str]| {
+        Some(HostEndpointProgram {
+            pre_dnat: tier(policies, &[]),
+            normal: open(),
+            ..HostEndpointProgram::default()
+        })
+    };
+    let reached = || outside.dials(node_address(1), 8080).is_some();
+    node.host("named", "eth0", before_dnat(&[]));
+    assert!(reached());
+    node.host("all", "*", before_dnat(&["deny"]));
+    assert!(!reached(), "the named one has no such policy");
+    node.host("named", "eth0", before_dnat(&["allow"]));
+    assert!(reached(), "it has one");
+}
+
 #[test]
 fn deleted_host_endpoints_leave_nothing() {
     let (mut node, _) = node_and_outside();

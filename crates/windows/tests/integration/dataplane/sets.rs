@@ -16,26 +16,26 @@ use tortie_windows::{NETWORK, endpoint_id};
 
 /// A pod that admits members of one set that are not in another.
 fn node() -> Node {
+    let rules = vec![of_set(Action::Deny, "s:denied"), of_set(Action::Allow, "s:allowed")];
+    node_with(rules, ["s:denied", "s:allowed"])
+}
+
+fn of_set(action: Action, set: &str) -> Rule {
+    let mut rule = Rule::all(action);
+    rule.source.sets = vec![SetId::new(set)];
+    rule
+}
+
+/// A pod with these rules, and sets of one member.
+fn node_with(rules: Vec<Rule>, sets: [&str; 2]) -> Node {
     let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Enabled);
     node.connect();
-    let rule = |action, set: &str| {
-        let mut rule = Rule::all(action);
-        rule.source.sets = vec![SetId::new(set)];
-        rule
-    };
-    let rules = vec![rule(Action::Deny, "s:denied"), rule(Action::Allow, "s:allowed")];
     let tiers = vec![tier("default", &["web"], EndOfTier::Deny)];
     let program = EndpointProgram { ingress: tiers, ..open_program() };
-    let set = |name: &str| Delta::SetCreated(SetId::new(name), SetKind::Nets, [member(1)].into());
-    let deltas = [
-        local_node(),
-        own_block(),
-        allow_all(),
-        policy("web", rules, vec![]),
-        set("s:denied"),
-        set("s:allowed"),
-        endpoint(program),
-    ];
+    let [one, other] =
+        sets.map(|name| Delta::SetCreated(SetId::new(name), SetKind::Nets, [member(1)].into()));
+    let web = policy("web", rules, vec![]);
+    let deltas = [local_node(), own_block(), allow_all(), web, one, other, endpoint(program)];
     assert_eq!(node.apply(&deltas), Report::default());
     node
 }
@@ -110,6 +110,27 @@ fn sets_that_hns_refuses_are_listed_in_acls() {
         assert!(names_sets(&node));
         assert_eq!([1, 2, 3, 4].map(|last| lets_in(&node.hns, last)), [false, false, false, true]);
     }
+}
+
+/// A peer moves from one denied set to another, and everybody else is admitted. The list names both all the time.
+#[test]
+fn a_peer_that_moves_between_sets_is_in_one_of_them_all_the_time() {
+    let rules =
+        vec![of_set(Action::Deny, "s:one"), of_set(Action::Deny, "s:other"), Rule::all(Action::Allow)];
+    let mut node = node_with(rules, ["s:one", "s:other"]);
+    node.apply(&[change("s:one", &[2], &[]), change("s:other", &[3], &[])]);
+    assert_eq!([1, 2, 3, 4].map(|last| lets_in(&node.hns, last)), [false, false, false, true]);
+    let (acls, hns, opened) = (node.acls(), node.hns.clone(), Arc::new(Mutex::new(0)));
+    assert!(names_sets(&node));
+    let count = Arc::clone(&opened);
+    node.hns.set_fault(move |_| {
+        *count.lock().unwrap() += usize::from(lets_in(&hns, 2));
+        None
+    });
+    assert_eq!(node.apply(&[change("s:one", &[], &[2]), change("s:other", &[2], &[3])]), Report::default());
+    assert_eq!(*opened.lock().unwrap(), 0, "calls of HNS while it was let in");
+    assert_eq!([1, 2, 3, 4].map(|last| lets_in(&node.hns, last)), [false, false, true, true]);
+    assert_eq!(node.acls(), acls, "by its sets");
 }
 
 /// A pod without an HNS endpoint does not keep sets unchanged.
