@@ -75,14 +75,20 @@ fn concerned(change: Change, endpoints: &mut BTreeSet<(Key, Key)>) -> BTreeSet<K
 
 /// Copies the labels to these endpoints. Those that could not be written are among the `failed` ones afterwards.
 async fn copy_all(store: &dyn Store, due: BTreeSet<Key>, failed: &mut BTreeSet<Key>) {
+    let mut first = None;
     for endpoint in due {
         match copy_labels(store, &endpoint).await {
             Ok(()) => drop(failed.remove(&endpoint)),
             Err(error) => {
-                tracing::warn!(%error, %endpoint, "cannot update the endpoint's labels; Tortie retries");
+                tracing::debug!(%error, %endpoint, "cannot update the endpoint's labels");
                 failed.insert(endpoint);
+                first = first.or(Some(error));
             }
         }
+    }
+    if let Some(error) = first {
+        let endpoints = failed.len();
+        tracing::warn!(%error, endpoints, "cannot update the labels of endpoints; Tortie retries");
     }
 }
 

@@ -85,7 +85,7 @@ impl Pods {
         let key = Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod);
         let Some(stored) = self.store.get(&key).await.map_err(store_failure)? else { return Ok(Vec::new()) };
         Ok(match Resource::read(&key, &stored.value) {
-            Ok(Resource::Pod(pod)) if !pod.has_ended() => {
+            Ok(Resource::Pod(pod)) if !pod.has_ended() && pod.spec.node_name.as_ref() == Some(&self.node) => {
                 pod.lasting_host_ports().iter().filter_map(HostPort::of).collect()
             }
             _ => Vec::new(),

@@ -234,7 +234,7 @@ fn status<'a>(
         );
         Condition::new(Reason::AddressTaken, message).reported(None)
     }));
-    sort(&mut conditions);
+    let mut conditions = sorted(conditions);
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
     conditions.iter_mut().for_each(shorten);
@@ -249,19 +249,21 @@ fn status<'a>(
 
 /// Failures first, so that a long list omits less urgent conditions. Then those of the node and of the cluster's objects, and those of all
 /// namespaces in turn, so that one tenant's many objects hide nothing of others.
-fn sort(conditions: &mut [ReportedCondition]) {
-    let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
-    conditions.sort_by_cached_key(|condition| {
-        let is_failure = Severity::of(&condition.reason) == Severity::Failure;
-        let namespace =
-            condition.object.as_ref().map(|object| object.namespace.clone()).filter(|it| !it.is_empty());
-        let turn = namespace.map_or(0, |namespace| {
-            let count = of_namespace.entry(namespace).or_default();
-            *count += 1;
-            *count
-        });
-        (!is_failure, turn)
-    });
+fn sorted(conditions: Vec<ReportedCondition>) -> Vec<ReportedCondition> {
+    let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
+    let mut rank = |condition: &ReportedCondition| {
+        let is_other = Severity::of(&condition.reason) != Severity::Failure;
+        let namespace = condition.object.as_ref().map(|object| object.namespace.clone()).unwrap_or_default();
+        if namespace.is_empty() {
+            return (is_other, 0);
+        }
+        let count = counts.entry((is_other, namespace)).or_default();
+        *count += 1;
+        (is_other, *count)
+    };
+    let mut ranked: Vec<_> = conditions.into_iter().map(|condition| (rank(&condition), condition)).collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, condition)| condition).collect()
 }
 
 /// Cuts what is longer than a report should have, and says how much is missing.
@@ -300,10 +302,18 @@ mod tests {
         conditions.push(of("", "pool", Reason::PoolConflict));
         conditions.push(Condition::new(Reason::PolicyBypassed, "node").reported(None));
         conditions.push(of("other", "pod", Reason::HostPortTaken));
-        sort(&mut conditions);
-        let position =
-            |name: &str| conditions.iter().position(|condition| condition.message == name).unwrap();
-        assert!(["pool", "node", "pod"].iter().all(|name| position(name) < 5), "{conditions:?}");
+        let positions = |conditions: Vec<ReportedCondition>, names: &[&str]| {
+            let sorted = sorted(conditions);
+            let position =
+                |name: &&str| sorted.iter().position(|condition| condition.message == *name).unwrap();
+            names.iter().map(position).max().unwrap()
+        };
+        assert!(positions(conditions.clone(), &["pool", "node", "pod"]) < 5, "{conditions:?}");
+        // A failure after many other conditions of its namespace, and many failures of another one.
+        conditions.push(of("tenant", "failure", Reason::PolicyNotInForce));
+        conditions
+            .extend((0..60).map(|number| of("third", &format!("third {number}"), Reason::PolicyNotInForce)));
+        assert!(positions(conditions, &["failure"]) < 5);
     }
 
     const HOUR: u64 = 3_600;

@@ -61,7 +61,7 @@ pub(crate) fn refused_tunnels<'a>(refused: impl Iterator<Item = (&'a str, &'a st
         object: Key::global(Kind::Node, node),
         reason: Reason::RouteRefused,
         message: format!(
-            "{problem}; this node has no route there, and none by VXLAN to its pods. Restart the agent of that node, so that it takes an              address from IPAM; if somebody else has annotated the Node, find out who"
+            "no tunnel leads there, and none to its pods: {problem}. If somebody else has annotated the Node, find out who"
         ),
     });
     unsupported.collect()

@@ -154,9 +154,10 @@ fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
     let Ok(cidr) = key.name.parse::<IpNet>() else {
         return (None, Some("its name is no network; it has no route".to_owned()));
     };
-    // The kernel has one route for this block and for the one with the same network.
-    if cidr != cidr.trunc() {
-        return (None, Some(format!("its network is {}; it has no route", cidr.trunc())));
+    // The kernel has one route for this block and for the one with the same network, whatever they are called.
+    let network = cidr.trunc().to_string();
+    if key.name != network {
+        return (None, Some(format!("its network is {network}; it has no route")));
     }
     match Block::deserialize(value) {
         Ok(block) if block.deleted => (None, None),

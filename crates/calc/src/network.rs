@@ -406,7 +406,9 @@ fn vtep(name: &str, node: &Node, version: IpVersion) -> Option<Vtep> {
 /// The MAC address of a node's VXLAN device.
 fn claimed_mac(name: &str, node: &Node, version: IpVersion) -> MacAddress {
     let stored = node.vxlan_mac(version).and_then(|mac| mac.parse().ok());
-    stored.unwrap_or_else(|| vtep_mac(name, version))
+    // Nobody has such an address. The kernel sends to the first one what it has no entry for.
+    let is_of_a_device = |mac: &MacAddress| mac.0 != [0; 6] && mac.0[0] & 1 == 0;
+    stored.filter(is_of_a_device).unwrap_or_else(|| vtep_mac(name, version))
 }
 
 /// The MAC address of a node's VXLAN device if none is stored: `66` and the first five bytes of the SHA-1 of its name,

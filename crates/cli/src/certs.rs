@@ -124,8 +124,26 @@ impl CertsCommand {
 impl Folder {
     /// Issues a certificate of the authority in the folder.
     fn issue(&self, file: &str, organisation: Option<&str>, common_name: &str) -> anyhow::Result<ExitCode> {
-        let pair = issue(&signer_in(&self.dir)?, organisation, common_name, self.days.unwrap_or(365))?;
+        let signer = signer_in(&self.dir)?;
+        self.keep_earlier(file, &signer)?;
+        let pair = issue(&signer, organisation, common_name, self.days.unwrap_or(365))?;
         self.write(file, &pair)
+    }
+
+    /// Keeps a certificate that an earlier version has issued, before a renewal replaces it: only one that is there can be revoked.
+    fn keep_earlier(&self, name: &str, signer: &Issued) -> anyhow::Result<()> {
+        let Ok(text) = std::fs::read_to_string(self.dir.join(format!("{name}.crt"))) else { return Ok(()) };
+        match CertificateId::of_pem(&text, &signer.certificate) {
+            Ok(id) => self.keep(name, &number(&id), &text),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn keep(&self, name: &str, number: &str, certificate: &str) -> anyhow::Result<()> {
+        let issued = self.dir.join(ISSUED);
+        std::fs::create_dir_all(&issued).with_context(|| issued.display().to_string())?;
+        let path = issued.join(format!("{name}-{number}.crt"));
+        write_file(&path, certificate, true).with_context(|| path.display().to_string())
     }
 
     fn write(&self, name: &str, pair: &Issued) -> anyhow::Result<ExitCode> {
@@ -137,12 +155,8 @@ impl Folder {
             }
         }
         // The key first: a certificate is there only with its key.
-        let keep = pair.number.as_ref().map(|number| (self.dir.join(ISSUED), number));
-        if let Some((issued, number)) = keep {
-            // A renewal replaces the file, and only a certificate that is there can be revoked.
-            std::fs::create_dir_all(&issued).with_context(|| issued.display().to_string())?;
-            let path = issued.join(format!("{name}-{number}.crt"));
-            write_file(&path, &pair.certificate, true).with_context(|| path.display().to_string())?;
+        if let Some(number) = &pair.number {
+            self.keep(name, number, &pair.certificate)?;
         }
         for (ending, text) in [("key", &pair.key), ("crt", &pair.certificate)] {
             let path = self.dir.join(format!("{name}.{ending}"));

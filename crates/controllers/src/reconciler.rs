@@ -117,12 +117,15 @@ async fn round(
             decision => phases.entry(key.kind.apply_order()).or_default().push((key, decision)),
         }
     }
-    let mut failure = None;
+    let mut failure: Option<StoreError> = None;
     for decisions in phases.into_values() {
-        if failure.is_some() {
-            decisions.into_iter().for_each(|(key, _)| reconciler.retry(key));
-            continue;
-        }
+        let goes_on = |(key, decision): &(Key, Decision)| match &failure {
+            None => true,
+            Some(StoreError::Full { .. }) => needs_no_room(key, decision),
+            Some(_) => false,
+        };
+        let (decisions, waiting): (Vec<_>, Vec<_>) = decisions.into_iter().partition(goes_on);
+        waiting.into_iter().for_each(|(key, _)| reconciler.retry(key));
         let outcomes = futures::stream::iter(decisions).map(|(key, decision)| async {
             let outcome = carry_out(stores, &key, decision).await;
             (key, outcome)
@@ -135,12 +138,24 @@ async fn round(
                 Outcome::Rejected(error) => tracing::error!(%error, "the object cannot be written"),
                 Outcome::Failed(error) => {
                     reconciler.retry(key);
-                    failure = Some(error);
+                    // What a store without room refuses holds up less than other errors do.
+                    let is_full = matches!(error, StoreError::Full { .. });
+                    failure = failure.filter(|_| is_full).or(Some(error));
                 }
             }
         }
     }
     failure.map_or(Ok(()), Err)
+}
+
+/// Whether a write is done while a store has no room for others: pods that are gone make room, and a policy that has changed must not wait
+/// for an operator. Nothing else is: what depends on an object that the store has refused would open something.
+fn needs_no_room(key: &Key, decision: &Decision) -> bool {
+    match decision {
+        Decision::Delete(..) => [Kind::Pod, Kind::WorkloadEndpoint].contains(&key.kind),
+        Decision::Update(..) => key.kind.is_policy(),
+        Decision::Create(_) | Decision::Nothing | Decision::Foreign(_) => false,
+    }
 }
 
 async fn carry_out(stores: Stores<'_>, key: &Key, decision: Decision) -> Outcome {
@@ -195,4 +210,72 @@ fn put(stored: Stored) -> Outcome {
 
 fn gone(key: &Key, position: Position) -> Outcome {
     Outcome::Changed(Side::Target, Change::Gone { key: key.clone(), position })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+    use tortie_store::Embedded;
+
+    use super::*;
+
+    /// Decisions about single objects, and those that wait.
+    #[derive(Default)]
+    struct Decided {
+        decisions: BTreeMap<Key, Decision>,
+        waiting: Vec<Key>,
+    }
+
+    impl Reconciler for Decided {
+        fn note(&mut self, _: Side, _: Change) {}
+
+        fn take_due(&mut self) -> Vec<Key> {
+            self.decisions.keys().cloned().collect()
+        }
+
+        fn retry(&mut self, key: Key) {
+            self.waiting.push(key);
+        }
+
+        fn decide(&self, key: &Key) -> Decision {
+            self.decisions[key].clone()
+        }
+    }
+
+    fn of_size(bytes: usize) -> Value {
+        json!({"note": "x".repeat(bytes)})
+    }
+
+    /// What the store refuses waits, and what depends on it. Policies that have changed and pods that are gone do not.
+    #[tokio::test]
+    async fn a_full_store_holds_up_what_needs_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        Embedded::init(&path, None).unwrap();
+        let (source, target) =
+            (Embedded::in_memory().unwrap(), Embedded::open_with_quota(&path, 10_000).unwrap());
+        let key = |kind, name: &str| Key::namespaced(kind, "n", name);
+        let (policy, gone) = (key(Kind::KubernetesNetworkPolicy, "p"), key(Kind::Pod, "gone"));
+        let stored = target.create(&policy, of_size(4_000)).await.unwrap();
+        let pod = target.create(&gone, of_size(4_000)).await.unwrap();
+        let (namespace, new) = (Key::global(Kind::Namespace, "new"), key(Kind::Pod, "new"));
+        let decisions = [
+            (namespace.clone(), Decision::Create(of_size(4_000))),
+            (policy.clone(), Decision::Update(of_size(3_000), stored.version)),
+            (gone.clone(), Decision::Delete(pod.version, None)),
+            (new.clone(), Decision::Create(of_size(10))),
+        ];
+        let mut decided = Decided { decisions: decisions.into(), waiting: Vec::new() };
+        let stores = Stores { source: &source, target: &target };
+        let failed = round(&mut decided, stores, &mut BTreeMap::new()).await;
+        assert!(matches!(failed, Err(StoreError::Full { .. })), "{failed:?}");
+        assert_eq!(target.get(&policy).await.unwrap().unwrap().value, of_size(3_000));
+        assert_eq!(target.get(&gone).await.unwrap(), None);
+        assert_eq!(target.get(&new).await.unwrap(), None);
+        decided.waiting.sort();
+        let mut expected = vec![namespace, new];
+        expected.sort();
+        assert_eq!(decided.waiting, expected);
+    }
 }

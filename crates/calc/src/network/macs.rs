@@ -2,9 +2,11 @@
 //!
 //! The kernel's forwarding table of a VXLAN device has one destination for each MAC address. Whoever may annotate a Node could take the
 //! packets to another node by its MAC address. So an address that is derived from the name of a node is that node's, and another one
-//! that several nodes have is nobody's.
+//! that several nodes have is nobody's. Nodes with the same own address take no packets from each other: a machine that got another name
+//! leaves such a Node behind.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use tortie_api::kubernetes::Node;
 use tortie_api::net::{IpVersion, MacAddress};
@@ -12,7 +14,8 @@ use tortie_api::net::{IpVersion, MacAddress};
 use super::{claimed_mac, vtep_mac};
 
 type Mac = (IpVersion, MacAddress);
-type Names = BTreeMap<Mac, BTreeSet<String>>;
+/// The nodes with a MAC address, with their own addresses.
+type Names = BTreeMap<Mac, BTreeMap<String, Option<IpAddr>>>;
 
 /// The nodes by MAC addresses of each family.
 #[derive(Default)]
@@ -33,26 +36,31 @@ impl Macs {
     ) -> BTreeSet<String> {
         let mut changed = BTreeSet::new();
         for version in IpVersion::ALL {
-            let claimed = |node: &Node| (version, claimed_mac(name, node, version));
-            let derived = |_: &Node| (version, vtep_mac(name, version));
+            let own = |node: &Node| node.own_address(version);
+            let claimed = |node: &Node| ((version, claimed_mac(name, node, version)), own(node));
+            let derived = |node: &Node| ((version, vtep_mac(name, version)), own(node));
             changed.extend(replace(&mut self.claimed, name, former.map(claimed), node.map(claimed)));
             changed.extend(replace(&mut self.derived, name, former.map(derived), node.map(derived)));
         }
-        changed.iter().flat_map(|mac| self.claimed.get(mac)).flatten().cloned().collect()
+        changed.iter().flat_map(|mac| self.claimed.get(mac)).flatten().map(|(name, _)| name.clone()).collect()
     }
 
-    /// Why a node cannot have its MAC address, if it cannot.
+    /// Why a node cannot have its MAC address, with the remedy, if it cannot.
     pub(super) fn problem(&self, name: &str, node: &Node, version: IpVersion) -> Option<String> {
         let mac = claimed_mac(name, node, version);
         if mac == vtep_mac(name, version) {
             return None;
         }
+        let own = node.own_address(version);
         let of = |names: &Names| {
-            let mut others = names.get(&(version, mac)).into_iter().flatten().filter(|other| *other != name);
-            others.next().cloned()
+            let mut nodes = names.get(&(version, mac)).into_iter().flatten();
+            nodes.find(|(other, address)| *other != name && **address != own).map(|(other, _)| other.clone())
         };
         let other = of(&self.derived).or_else(|| of(&self.claimed))?;
-        Some(format!("its VXLAN MAC address {mac} is that of node {other}, too"))
+        Some(format!(
+            "its VXLAN MAC address {mac} is that of node {other}, too; give each machine its own /etc/machine-id and each node its own \
+             name, restart flanneld or Tortie's agent there, and delete the Nodes whose machines are gone"
+        ))
     }
 
     #[cfg(test)]
@@ -61,12 +69,17 @@ impl Macs {
     }
 }
 
-/// Replaces the MAC address of a node. Returns what has changed.
-fn replace(names: &mut Names, name: &str, before: Option<Mac>, after: Option<Mac>) -> Vec<Mac> {
+/// Replaces the MAC address and the own address of a node. Returns the MAC addresses that are concerned.
+fn replace(
+    names: &mut Names,
+    name: &str,
+    before: Option<(Mac, Option<IpAddr>)>,
+    after: Option<(Mac, Option<IpAddr>)>,
+) -> Vec<Mac> {
     if before == after {
         return Vec::new();
     }
-    if let Some(mac) = before
+    if let Some((mac, _)) = before
         && let Some(nodes) = names.get_mut(&mac)
     {
         nodes.remove(name);
@@ -74,8 +87,8 @@ fn replace(names: &mut Names, name: &str, before: Option<Mac>, after: Option<Mac
             names.remove(&mac);
         }
     }
-    if let Some(mac) = after {
-        names.entry(mac).or_default().insert(name.to_owned());
+    if let Some((mac, own)) = after {
+        names.entry(mac).or_default().insert(name.to_owned(), own);
     }
-    before.into_iter().chain(after).collect()
+    before.into_iter().chain(after).map(|(mac, _)| mac).collect()
 }

@@ -53,8 +53,13 @@ fn addresses(node: &Node) -> impl Iterator<Item = IpAddr> {
 }
 
 impl Network {
-    /// Why a node cannot have a tunnel address, if it cannot.
+    /// Why a node cannot have a tunnel address, with the remedy, if it cannot.
     pub(super) fn tunnel_problem(&self, name: &str, node: &Node, address: IpAddr) -> Option<String> {
+        let problem = self.why_foreign(name, node, address)?;
+        Some(format!("{problem}; restart the agent of that node, so that it takes an address from IPAM"))
+    }
+
+    fn why_foreign(&self, name: &str, node: &Node, address: IpAddr) -> Option<String> {
         let mut own = self.pod_networks.of(name).copied().chain(node.pod_cidr(IpVersion::of(&address)));
         if own.any(|net| net.contains(&address)) {
             return None;

@@ -102,7 +102,7 @@ fn a_mac_address_is_that_of_one_node() {
     let other = |mac: &str| with_mac(node("other", 2, "10.0.2.1"), mac);
     let victim = || node("victim", 3, "10.0.3.1");
     const HNS: &str = "00:15:5d:00:00:01";
-    let table: [(&str, [Object; 2], [bool; 2]); 6] = [
+    let table: [(&str, [Object; 2], [bool; 2]); 8] = [
         ("each has its own", [node("other", 2, "10.0.2.1"), victim()], [true, true]),
         ("one has a MAC address of HNS", [other(HNS), victim()], [true, true]),
         ("one has that of a Linux node", [other(&victims), victim()], [false, true]),
@@ -111,6 +111,12 @@ fn a_mac_address_is_that_of_one_node() {
             [other(&victims), with_mac(victim(), &victims)],
             [false, true],
         ),
+        (
+            "a renamed machine has left a Node behind",
+            [with_mac(node("other", 3, "10.0.2.1"), HNS), with_mac(victim(), HNS)],
+            [true, true],
+        ),
+        ("no device has zeros", [other("00:00:00:00:00:00"), victim()], [true, true]),
         ("both have one of HNS", [other(HNS), with_mac(victim(), HNS)], [false, false]),
         (
             "that of this node",

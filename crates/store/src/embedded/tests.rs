@@ -362,6 +362,10 @@ async fn a_full_store_takes_only_what_needs_no_more_room() {
     assert!(store.used() > 9_700, "{}", store.used());
     let reports = store.update(&key("a"), of_size(2_500), &written.version).await.unwrap();
     assert!(store.used() > 10_000, "{}", store.used());
+    // Small steps can be many, so other clients have less.
+    let step = Write::Update(key("a"), of_size(2_501), reports.version.clone());
+    let refused = store.write_within(vec![step], 80).await;
+    assert!(matches!(&refused, Err(Stopped { error: StoreError::Full { .. }, .. })), "{refused:?}");
     let written = store.update(&key("a"), of_size(2_000), &reports.version).await.unwrap();
     let larger = store.update(&key("a"), of_size(4_000), &written.version).await;
     assert!(matches!(larger, Err(StoreError::Full { .. })), "{larger:?}");

@@ -10,7 +10,7 @@ use crate::file::failed;
 /// The quota of a store, if nobody gives another one: that of etcd.
 pub(super) const DEFAULT_QUOTA: u64 = 2 << 30;
 
-/// Updates that need at most so many bytes more may use the whole quota and a twentieth.
+/// Updates that need at most so many bytes more may use more than the share of their client.
 const SMALL: u64 = 1 << 10;
 
 /// How much a store may use.
@@ -57,7 +57,12 @@ impl Usage {
     pub(super) fn refusal(&self, old: u64, new: u64, limit: u64, quota: u64) -> Option<String> {
         let needed = (self.objects + new).saturating_sub(old);
         let is_small = old > 0 && new <= old + SMALL;
-        let limit = if is_small { quota + quota / 20 } else { limit };
+        // Not the whole quota, because small steps can be many.
+        let limit = match (is_small, limit < quota) {
+            (false, _) => limit,
+            (true, true) => limit + (quota - limit) / 4 * 3,
+            (true, false) => quota + quota / 20,
+        };
         (new > old && needed > limit).then(|| {
             format!(
                 "the store is full: its objects have {} KiB, and this client may fill it up to {} KiB; delete what nobody needs, or serve \
