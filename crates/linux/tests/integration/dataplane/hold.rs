@@ -1,6 +1,5 @@
 //! Tables that close pods before the node's state is known.
 
-use std::process::Command;
 use std::sync::Arc;
 
 use tortie_api::net::Protocol;
@@ -11,6 +10,7 @@ use tortie_linux::dataplane::{Config, HeldTable};
 use tortie_policy::program::EndOfTier;
 
 use super::dual_stack::{dual_nodes, is_cut_off_v6, pod_v6, reaches_v6};
+use super::table::change_orphan;
 use crate::common::cluster::*;
 
 #[test]
@@ -35,13 +35,6 @@ fn a_held_table_counts_as_none_until_the_state_is_in_force() {
     assert!(!hold(&mut open()), "a process after the state was in force");
 }
 
-fn remove_table(namespace: &NetNs) {
-    let mut command = Command::new("nft");
-    command.args(["delete", "table", "inet", "tortie"]);
-    let removed = namespace.enter_on_spawn(&mut command).unwrap().status().unwrap();
-    assert!(removed.success());
-}
-
 /// Policy denies ingress to the pod. Its flow from before continues, as after a change of policy (decision 20).
 #[test]
 fn closed_pods_are_closed_for_both_families_and_by_ports_of_the_node() {
@@ -60,7 +53,7 @@ fn closed_pods_are_closed_for_both_families_and_by_ports_of_the_node() {
     let Node { namespace, dataplane, .. } = node;
     drop(dataplane);
 
-    remove_table(&namespace);
+    change_orphan(&namespace, &["delete", "table", "inet", "tortie"]);
     assert!(remote.reaches(&pod, 80), "nothing is closed without the table");
     let mut held = namespace.run(|| HeldTable::open(Config::default()).unwrap()).unwrap();
     assert!(namespace.run(|| held.hold(&saved).unwrap()).unwrap());
