@@ -5,13 +5,12 @@ use thiserror::Error;
 
 use crate::Target;
 
-/// What every parser may use beside what depends on its input, in bytes.
-const BASE: usize = 1 << 20;
-
 /// The most memory that a parser may have allocated at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bound {
-    /// The multiple of the size of the input, beside 1 MiB.
+    /// What does not depend on the input, in bytes.
+    pub base: usize,
+    /// The multiple of the size of the input.
     pub times: usize,
     /// Why it is not the usual one.
     pub reason: &'static str,
@@ -19,12 +18,12 @@ pub struct Bound {
 
 impl Bound {
     /// Eight times the input and 1 MiB.
-    pub const USUAL: Self = Self { times: 8, reason: "" };
+    pub const USUAL: Self = Self { base: 1 << 20, times: 8, reason: "" };
 
     /// The bound for an input of this size, in bytes.
     #[must_use]
     pub fn of(self, size: usize) -> usize {
-        self.times * size + BASE
+        self.times * size + self.base
     }
 }
 

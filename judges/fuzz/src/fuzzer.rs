@@ -113,9 +113,9 @@ impl Fuzzer {
             format!("-runs={}", cases.map_or("-1".to_owned(), |cases| cases.to_string())),
             format!("-seed={seed}"),
             format!("-artifact_prefix={}/", failures.display()),
-            format!("-dict={}", dictionary.display()),
             "-print_final_stats=1".to_owned(),
         ]);
+        command.args(dictionary.map(|file| format!("-dict={}", file.display())));
         command.arg(self.found(target)?).arg(Self::committed(target)?);
         let log = self.folder.join("logs").join(format!("{}.log", target.name));
         let start = Instant::now();
@@ -136,8 +136,8 @@ impl Fuzzer {
         run(self.command(target)?.arg(input))
     }
 
-    /// The words of the committed inputs, which libFuzzer puts into others.
-    fn dictionary(&self, target: &Target) -> Result<PathBuf> {
+    /// The words of the committed inputs, which libFuzzer puts into others. It refuses a file without any.
+    fn dictionary(&self, target: &Target) -> Result<Option<PathBuf>> {
         let mut all = BTreeSet::new();
         for entry in fs::read_dir(Self::committed(target)?)? {
             all.extend(words(&fs::read(entry?.path())?));
@@ -145,7 +145,7 @@ impl Fuzzer {
         let lines: Vec<String> = all.iter().map(|word| format!("\"{word}\"\n")).collect();
         let file = self.made("dictionaries", "")?.join(target.name);
         fs::write(&file, lines.concat())?;
-        Ok(file)
+        Ok((!lines.is_empty()).then_some(file))
     }
 }
 
