@@ -10,14 +10,15 @@ use std::net::IpAddr;
 
 use tortie_api::kubernetes::Node;
 use tortie_api::net::{IpVersion, MacAddress};
+use tortie_dataplane::Vtep;
 
-use super::{claimed_mac, vtep_mac};
+use super::{vtep, vtep_mac};
 
 type Mac = (IpVersion, MacAddress);
 /// The nodes with a MAC address, with their own addresses.
-type Names = BTreeMap<Mac, BTreeMap<String, Option<IpAddr>>>;
+type Names = BTreeMap<Mac, BTreeMap<String, IpAddr>>;
 
-/// The nodes by MAC addresses of each family.
+/// The nodes with a tunnel end, by MAC addresses of each family.
 #[derive(Default)]
 pub(super) struct Macs {
     /// By that which a node has, or says that it has.
@@ -36,25 +37,28 @@ impl Macs {
     ) -> BTreeSet<String> {
         let mut changed = BTreeSet::new();
         for version in IpVersion::ALL {
-            let own = |node: &Node| node.own_address(version);
-            let claimed = |node: &Node| ((version, claimed_mac(name, node, version)), own(node));
-            let derived = |node: &Node| ((version, vtep_mac(name, version)), own(node));
-            changed.extend(replace(&mut self.claimed, name, former.map(claimed), node.map(claimed)));
-            changed.extend(replace(&mut self.derived, name, former.map(derived), node.map(derived)));
+            let end = |node: &Node| vtep(name, node, version);
+            let (before, after) = (former.and_then(end), node.and_then(end));
+            let claimed = |end: &Vtep| ((version, end.mac), end.parent);
+            let derived = |end: &Vtep| ((version, vtep_mac(name, version)), end.parent);
+            let ends = [&before, &after];
+            let [of_before, of_after] = ends.map(|end| end.as_ref().map(claimed));
+            changed.extend(replace(&mut self.claimed, name, of_before, of_after));
+            let [of_before, of_after] = ends.map(|end| end.as_ref().map(derived));
+            changed.extend(replace(&mut self.derived, name, of_before, of_after));
         }
         changed.iter().flat_map(|mac| self.claimed.get(mac)).flatten().map(|(name, _)| name.clone()).collect()
     }
 
     /// Why a node cannot have its MAC address, with the remedy, if it cannot.
     pub(super) fn problem(&self, name: &str, node: &Node, version: IpVersion) -> Option<String> {
-        let mac = claimed_mac(name, node, version);
+        let Vtep { mac, parent, .. } = vtep(name, node, version)?;
         if mac == vtep_mac(name, version) {
             return None;
         }
-        let own = node.own_address(version);
         let of = |names: &Names| {
             let mut nodes = names.get(&(version, mac)).into_iter().flatten();
-            nodes.find(|(other, address)| *other != name && **address != own).map(|(other, _)| other.clone())
+            nodes.find(|(other, own)| *other != name && **own != parent).map(|(other, _)| other.clone())
         };
         let other = of(&self.derived).or_else(|| of(&self.claimed))?;
         Some(format!(
@@ -73,8 +77,8 @@ impl Macs {
 fn replace(
     names: &mut Names,
     name: &str,
-    before: Option<(Mac, Option<IpAddr>)>,
-    after: Option<(Mac, Option<IpAddr>)>,
+    before: Option<(Mac, IpAddr)>,
+    after: Option<(Mac, IpAddr)>,
 ) -> Vec<Mac> {
     if before == after {
         return Vec::new();

@@ -13,7 +13,7 @@ use tortie_calc::Calc;
 use tortie_dataplane::RouteTarget;
 use tortie_policy::program::Member;
 
-use super::{LOCAL, MAC};
+use super::{LOCAL, mac};
 
 /// A lease: the third byte of the subnet, the last byte of the node's address, and whether it has VXLAN.
 type Lease = (u8, u8, bool);
@@ -53,7 +53,7 @@ fn key_name(subnet: u8) -> String {
 }
 
 fn lease((subnet, number, is_vxlan): Lease) -> FlannelLease {
-    let vxlan = FlannelBackend::Vxlan { vni: 4096, mac: MAC.parse().unwrap() };
+    let vxlan = FlannelBackend::Vxlan { vni: 4096, mac: mac(number).parse().unwrap() };
     let backend = if is_vxlan { vxlan } else { FlannelBackend::HostGw };
     FlannelLease {
         subnet: format!("10.244.{subnet}.0/24").parse().unwrap(),
@@ -85,7 +85,7 @@ fn announced(name: &str, (address, second): Addresses, lease: Option<Lease>) -> 
     let mut annotations = json!({"projectcalico.org/IPv4Address": format!("192.0.2.{address}/24")});
     let mut spec = json!({});
     if let Some((subnet, number, is_vxlan)) = lease {
-        let data = if is_vxlan { json!({"VNI": 4096, "VtepMAC": MAC}) } else { Value::Null };
+        let data = if is_vxlan { json!({"VNI": 4096, "VtepMAC": mac(number)}) } else { Value::Null };
         for (annotation, value) in [
             ("kube-subnet-manager", "true".to_owned()),
             ("backend-type", if is_vxlan { "vxlan" } else { "host-gw" }.to_owned()),

@@ -476,6 +476,17 @@ fn may_have_tunnel(objects: &Objects, node: &str, address: IpAddr) -> bool {
     holder.or(owner) == Some(node)
 }
 
+/// Whether nobody with another own address has the MAC address of a tunnel, or derives it from its name.
+fn may_have_mac(nodes: &BTreeMap<&str, InFamily>, name: &str, vtep: &Vtep) -> bool {
+    let derived = |name: &str| tortie_calc::vtep_mac(name, vtep.version());
+    let mut others = nodes.iter().filter(|(other, _)| **other != name);
+    let takes = |(other, node): (&&str, &InFamily)| {
+        let Some(end) = &node.vtep else { return false };
+        end.parent != vtep.parent && [end.mac, derived(other)].contains(&vtep.mac)
+    };
+    vtep.mac == derived(name) || !others.any(takes)
+}
+
 fn network_from_scratch(
     objects: &Objects,
     state: &mut NodeState,
@@ -484,15 +495,17 @@ fn network_from_scratch(
     let mut far: BTreeMap<String, BTreeSet<IpNet>> = BTreeMap::new();
     for (family, pool) in [("IPv4", "pool"), ("IPv6", "pool6")] {
         let nodes = objects.iter().filter(|(key, _)| key.kind == Kind::Node);
-        let nodes: BTreeMap<&str, InFamily> = nodes
-            .filter_map(|(key, value)| {
-                let mut node = in_family(&key.name, value, family)?;
-                let counts =
-                    |vtep: &Vtep| key.name == NODE || may_have_tunnel(objects, &key.name, vtep.address);
-                node.vtep = node.vtep.filter(counts);
-                Some((key.name.as_str(), node))
-            })
-            .collect();
+        let all =
+            nodes.filter_map(|(key, value)| Some((key.name.as_str(), in_family(&key.name, value, family)?)));
+        let all: BTreeMap<&str, InFamily> = all.collect();
+        let counts = |name: &str, vtep: &&Vtep| {
+            name == NODE || (may_have_tunnel(objects, name, vtep.address) && may_have_mac(&all, name, vtep))
+        };
+        let mut nodes: BTreeMap<&str, InFamily> = BTreeMap::new();
+        for (name, node) in &all {
+            let vtep = node.vtep.as_ref().filter(|vtep| counts(name, vtep)).cloned();
+            nodes.insert(*name, InFamily { vtep, ..*node });
+        }
         for (name, node) in &nodes {
             if *name == NODE {
                 let end = LocalEnd { address: node.own.addr(), vtep: node.vtep.clone() };
