@@ -265,7 +265,7 @@ impl Embedded {
         percent: u64,
     ) -> Result<Vec<Written>, Stopped> {
         let (answer, answered) = oneshot::channel();
-        let limit = self.quota / 100 * percent;
+        let limit = self.quota * percent / 100;
         self.writer.send(Request { writes, limit, answer }).await.map_err(|_| stopped())?;
         answered.await.map_err(|_| stopped())?
     }
