@@ -1,8 +1,8 @@
 //! Chaos: a lab under random faults and changes of its objects, while a judge sends allowed and forbidden packets between all pods.
 //!
-//! A seed decides on all faults and changes ([`plan`]). [`oracle`] says of each packet whether it must arrive, must not, or may, from
-//! the policies and labels that can be in force anywhere at its time. Storms of faults alternate with rests: then everything must be
-//! in force within a bound, and every pair of pods is judged exactly.
+//! All faults and changes follow from a seed ([`plan`]). For each packet, [`oracle`] computes whether it must arrive, may arrive or must not,
+//! from the policies and labels that can be in force anywhere at its time. Storms of faults alternate with rests. In a rest, everything
+//! must be in force within a bound, and the judge compares every pair of pods exactly.
 //!
 //! Clock steps are left out: all processes of a lab have the clock of the machine, and Linux has namespaces for monotonic clocks only.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
