@@ -157,7 +157,10 @@ fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
     // The kernel has one route for this block and for the one with the same network, whatever they are called.
     let network = cidr.trunc().to_string();
     if key.name != network {
-        return (None, Some(format!("its network is {network}; it has no route")));
+        return (
+            None,
+            Some(format!("it is another object for the network {network}, and has no route; delete it")),
+        );
     }
     match Block::deserialize(value) {
         Ok(block) if block.deleted => (None, None),
