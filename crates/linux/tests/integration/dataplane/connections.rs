@@ -225,13 +225,14 @@ fn a_pod_that_nearly_fills_connection_tracking_is_named() {
     node.change(open_profile);
     node.add(&client, open());
     node.add(&server, open());
-    let send = |count: u16| {
-        let from = (0..count).map(|_| UdpSocket::bind("0.0.0.0:0").unwrap());
+    // Each port is used once: a port that the kernel chooses twice would be one connection, not two.
+    let send = |ports: std::ops::Range<u16>| {
+        let from = ports.map(|port| UdpSocket::bind(("0.0.0.0", port)).unwrap());
         from.for_each(|socket| assert_eq!(socket.send_to(b"x", (server.address, 9)).unwrap(), 1));
     };
-    client.namespace.run(|| send(79)).unwrap();
+    client.namespace.run(|| send(40_000..40_079)).unwrap();
     assert_eq!(node.resync(), Report::default());
-    client.namespace.run(|| send(1)).unwrap();
+    client.namespace.run(|| send(40_079..40_080)).unwrap();
     let report = node.resync();
     let [condition] = report.node.as_slice() else { panic!("{report:?}") };
     assert_eq!(condition.reason, Reason::ConnectionsNearLimit);
