@@ -219,7 +219,7 @@ fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
         rules.extend([Family::V4, Family::V6].map(|family| vxlan_guard(any(), family)));
     }
     rules.extend(has_ipip(node).then(ipip_guard));
-    rules.extend(are_pods(config, MetaKey::InputInterface).into_iter().map(find_gateway));
+    rules.extend(are_pods(config, MetaKey::InputInterface).into_iter().flat_map(ask_for_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
     rules
 }
@@ -268,7 +268,39 @@ fn from_pods_to_node(config: &Config, node: &NodeState) -> Vec<Rule> {
     rules
 }
 
-/// Neighbour discovery between a pod and its gateway.
+/// Neighbour discovery from a pod, as far as the node needs it. The kernel makes an entry in the machine's table of neighbours for the source
+/// of each solicitation. So a pod may ask from its own addresses, and from none to see whether an address is in use (RFC 4862). Sources of
+/// the link only would let it fill the table; the kernel takes another one as soon as there is a packet to send.
+fn ask_for_gateway(pod: Vec<Expr>) -> [Rule; 3] {
+    const SOLICITATIONS: [u8; 2] = [133, 135];
+    const ADVERTISEMENT: u8 = 136;
+    let accept = |types: &[u8], source: Vec<Expr>, comment| {
+        let found = neighbour_discovery(types);
+        Rule::new([pod.clone(), found, source, vec![Expr::Verdict(Verdict::Accept)]].concat(), comment)
+    };
+    let none = vec![
+        load_address(PacketEnd::Source, Family::V6),
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0; 16] },
+    ];
+    let own = from_own_address(Family::V6, false).to_vec();
+    [
+        accept(&[ADVERTISEMENT], Vec::new(), "a pod answers its gateway"),
+        accept(&SOLICITATIONS, none, "a pod looks whether an address is in use"),
+        accept(&SOLICITATIONS, own, "a pod looks for its gateway"),
+    ]
+}
+
+/// Whether the packet has a source of the interface by which it came; or, inverted, has not.
+fn from_own_address(family: Family, invert: bool) -> [Expr; 3] {
+    let behind = Field::Interface.length() as Register / 4;
+    [
+        Expr::Meta { register: 0, key: MetaKey::InputInterface },
+        load_address_to(PacketEnd::Source, family, behind),
+        in_set(own_addresses(family).0, invert),
+    ]
+}
+
+/// Neighbour discovery between a pod and its gateway, after [`ask_for_gateway`].
 fn find_gateway(pod: Vec<Expr>) -> Rule {
     let found = neighbour_discovery(&[133, 135, 136]);
     Rule::new(
@@ -324,14 +356,9 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
     let never = Expr::Verdict(Verdict::Jump(NEVER_FROM_WORKLOAD.to_owned()));
     let mut rules = vec![Rule::new(vec![never], "")];
     for family in [Family::V4, Family::V6] {
-        let behind = Field::Interface.length() as Register / 4;
         let mut foreign = Test::Family(family).exprs();
-        foreign.extend([
-            Expr::Meta { register: 0, key: MetaKey::InputInterface },
-            load_address_to(PacketEnd::Source, family, behind),
-            in_set(own_addresses(family).0, true),
-            Expr::Verdict(Verdict::Drop),
-        ]);
+        foreign.extend(from_own_address(family, true));
+        foreign.push(Expr::Verdict(Verdict::Drop));
         rules.push(Rule::new(foreign, "not from an address of its own"));
     }
     rules.extend(by_flow_of_pod());
