@@ -18,8 +18,8 @@ use crate::{output, progress};
 
 /// Waits until the pods among these objects run, and all objects, written at these positions at the latest, are in force
 /// on every node that they concern.
-/// Prints the nodes' conditions. Fails if this does not happen in time, or if a node has a condition about one of the
-/// objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates. `policies`
+/// Prints the nodes' conditions. Fails if this does not happen in time, if a node has a condition about one of the
+/// objects, or if a report leaves conditions out, because they may be about the objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates. `policies`
 /// are the objects, if all of them are policies. Fails if the store is in another epoch than before the first write: what was
 /// written may not be in it.
 pub(crate) async fn in_force(
@@ -80,6 +80,8 @@ pub(crate) async fn in_force(
             output::error_line(&format!("node {node}: and {} conditions more", report.more));
         }
     }
+    let incomplete_reports: Vec<&str> =
+        reports.iter().filter(|(_, report)| report.more > 0).map(|(node, _)| node.as_str()).collect();
     let seconds = patience.as_secs();
     for (pod, why) in &waiting {
         output::error(&format!("after {seconds} seconds {pod} does not run: {why}"));
@@ -90,6 +92,11 @@ pub(crate) async fn in_force(
         None if nodes.as_ref().is_some_and(BTreeSet::is_empty) => {
             output::line("no pod and no host endpoint is selected")
         }
+        None if !incomplete_reports.is_empty() => output::error(&format!(
+            "whether all that was applied is in force is unknown on {}: conditions are left out of the reports, and may be about it. Remove the \
+             causes of the listed ones, and repeat the command",
+            incomplete_reports.join(", ")
+        )),
         None if waiting.is_empty() => {
             output::line(&format!("in force on {}", output::count(reports.len() as u64, "node")))
         }
@@ -100,7 +107,7 @@ pub(crate) async fn in_force(
         1 => output::error("1 of these conditions is about what was applied"),
         _ => output::error(&format!("{about} of these conditions are about what was applied")),
     }
-    let good = about == 0 && late.is_none() && waiting.is_empty();
+    let good = about == 0 && late.is_none() && waiting.is_empty() && incomplete_reports.is_empty();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -141,6 +148,29 @@ mod tests {
                     assert!(!expected && error.to_string().contains("repeat the command"), "{error}")
                 }
             }
+        }
+    }
+
+    /// A condition about the object may be among those that a report leaves out.
+    #[tokio::test]
+    async fn a_report_without_all_conditions_proves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        Embedded::init(&path, None).unwrap();
+        let store = Embedded::open(&path).unwrap();
+        store.create(&Key::global(Kind::Node, "n"), json!({"metadata": {"name": "n"}})).await.unwrap();
+        let report = Key::global(Kind::NodeReport, "n");
+        for (more, expected) in [(0, ExitCode::SUCCESS), (1, ExitCode::FAILURE)] {
+            let reached = store.barrier(&[Kind::Node]).await.unwrap();
+            let status = json!({"os": "linux", "endpoints": 0, "positions": reached, "more": more,
+                "time": Timestamp::now().to_string(), "heartbeatSeconds": 60});
+            let value = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"}, "status": status});
+            store.delete(&report, None).await.ok();
+            store.create(&report, value).await.unwrap();
+            let written = (reached, store.epoch().await.unwrap());
+            let applied = [Key::global(Kind::Namespace, "any")];
+            let exit = in_force(&store, (&applied, None), written, (Duration::ZERO, false)).await.unwrap();
+            assert_eq!(exit, expected);
         }
     }
 }

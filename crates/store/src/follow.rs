@@ -294,6 +294,11 @@ impl<S: Source> Follower<S> {
                 tracing::info!(%error, kinds = self.kinds, "the watch cannot continue; Tortie lists everything again");
                 self.tracker.restart(changes);
             }
+            StoreError::OtherHistory => {
+                tracing::warn!(%error, kinds = self.kinds, "Tortie lists everything again");
+                self.tracker.restart(changes);
+                self.tracker.forget_positions();
+            }
             // The listing tells which of several kinds it is about.
             StoreError::KindAbsent(_) | StoreError::Forbidden(_) => self.tracker.restart(changes),
             error if self.failing != Some(mem::discriminant(error)) => {

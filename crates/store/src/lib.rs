@@ -196,6 +196,9 @@ pub enum StoreError {
     /// The history no longer reaches back that far: list again.
     #[error("the changes since position {0} are no longer kept; list again")]
     Compacted(Position),
+    /// The store was restored from a backup, or it no longer has the history that would prove the contrary: list again.
+    #[error("the store may have another history than before, as after a restore from a backup; list again")]
+    OtherHistory,
     /// The watcher did not keep up: list again.
     #[error("the watch fell behind; list again")]
     FellBehind,

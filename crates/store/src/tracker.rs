@@ -99,6 +99,12 @@ impl Tracker {
         }
     }
 
+    /// The history may be another one, where an object of the same position may have another value: everything that is listed next is
+    /// delivered.
+    pub(crate) fn forget_positions(&mut self) {
+        self.kinds.iter_mut().for_each(Tracked::forget_positions);
+    }
+
     /// The kind has to be listed from its first page.
     pub(crate) fn list_again(&mut self, kind: Kind) {
         if let Some(tracked) = self.of(kind) {
@@ -121,8 +127,7 @@ impl Tracker {
             State::Listing { newest } => newest,
             _ => {
                 if position < tracked.reached {
-                    // The history is another one, where an object of the same position may have another value.
-                    tracked.known.values_mut().for_each(|known| known.position = Position::default());
+                    tracked.forget_positions();
                 }
                 tracked.listed = position;
                 tracked.round = tracked.round.wrapping_add(1);
@@ -208,6 +213,10 @@ impl Tracker {
 }
 
 impl Tracked {
+    fn forget_positions(&mut self) {
+        self.known.values_mut().for_each(|known| known.position = Position::default());
+    }
+
     /// The position of a delivered object.
     fn position_of(&self, key: &Key) -> Option<Position> {
         self.known.get(key).map(|known| known.position)

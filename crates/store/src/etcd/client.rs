@@ -13,6 +13,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request, Status};
 use tortie_api::Position;
 
+use super::history::Witnesses;
 use super::message::{
     AuthenticateRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, RangeRequest,
     RangeResponse, TxnRequest, TxnResponse, WatchCall, WatchCreateRequest, WatchResponse,
@@ -70,6 +71,8 @@ pub struct Etcd {
     current: Arc<AtomicUsize>,
     login: Option<Login>,
     token: Arc<Mutex<Option<String>>>,
+    /// What a follower has seen of each kind. Each follower has its own.
+    pub(super) witnesses: Witnesses,
 }
 
 struct Member {
@@ -90,7 +93,13 @@ impl Etcd {
         let tls = tls.map(|certificates| Reloaded::new(certificates, for_client)).transpose()?.map(Arc::new);
         let members: Result<Vec<_>, _> =
             endpoints.into_iter().map(|address| Member::new(address, tls.as_ref())).collect();
-        Ok(Self { members: members?.into(), current: Arc::default(), login, token: Arc::default() })
+        Ok(Self {
+            members: members?.into(),
+            current: Arc::default(),
+            login,
+            token: Arc::default(),
+            witnesses: Witnesses::default(),
+        })
     }
 
     pub(super) async fn range(&self, request: RangeRequest) -> Result<RangeResponse, StoreError> {
@@ -105,9 +114,22 @@ impl Etcd {
     /// A transaction with a condition that makes a repetition harmless is not repeated either, because its answer would
     /// be wrong.
     pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, StoreError> {
+        self.transact(request).await.map_err(Failure::into_error)
+    }
+
+    /// A transaction that reads at a revision. `None` if etcd does not have that revision yet, or no more.
+    pub(super) async fn read_at(&self, request: TxnRequest) -> Result<Option<TxnResponse>, StoreError> {
+        match self.transact(request).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(Failure::Compacted) => Ok(None),
+            Err(Failure::Other(error)) => Err(error),
+        }
+    }
+
+    async fn transact(&self, request: TxnRequest) -> Result<TxnResponse, Failure> {
         let retry = if request.compare.is_empty() { Retry::Always } else { Retry::Unsent };
         let call = async |channel: Channel, request| Ok(kv(channel).txn(request).await?.into_inner());
-        self.call(request, retry, call).await.map_err(Failure::into_error)
+        self.call(request, retry, call).await
     }
 
     /// A new lease. One that nobody uses ends by itself.

@@ -7,6 +7,9 @@ pub(crate) struct KeyValue {
     pub(crate) key: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(crate) mod_revision: i64,
+    /// The number of writes since the creation of the key.
+    #[prost(int64, tag = "4")]
+    pub(crate) version: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub(crate) value: Vec<u8>,
     /// The lease of the key; 0 means none.
@@ -63,6 +66,9 @@ pub(crate) struct RangeResponse {
     pub(crate) kvs: Vec<KeyValue>,
     #[prost(bool, tag = "3")]
     pub(crate) more: bool,
+    /// The number of all keys in the range, also of those beyond the limit.
+    #[prost(int64, tag = "4")]
+    pub(crate) count: i64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

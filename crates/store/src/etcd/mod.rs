@@ -5,6 +5,7 @@
 
 mod client;
 mod entries;
+mod history;
 mod keys;
 mod message;
 pub(crate) mod parsers;
@@ -19,6 +20,7 @@ use tortie_api::{Key, Kind, Position, Positions};
 
 pub use client::{Etcd, EtcdConfig, Login};
 pub use entries::{Condition, Entries, Entry, EntryChange, EtcdLease};
+use history::Witnesses;
 use message::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, PutRequest, RangeRequest,
     RequestOp, SortOrder, SortTarget, TargetUnion, TxnOperation, TxnRequest, WatchCreateRequest,
@@ -155,7 +157,9 @@ impl Store for Etcd {
         let reply = self.range(request).await?;
         if moment == 0 {
             moment = i64::try_from(revision(reply.header)?).unwrap_or(i64::MAX);
+            self.witnesses.begin(interest.kind, moment, reply.count);
         }
+        self.witnesses.change(interest.kind, |witness| witness.listed(&reply.kvs));
         let last = reply.kvs.last().filter(|_| reply.more);
         let token = |last: &KeyValue| PageToken(format!("{moment} {}", String::from_utf8_lossy(&last.key)));
         let next = last.map(token);
@@ -238,7 +242,9 @@ impl Store for Etcd {
     }
 
     fn follow(&self, interests: Vec<Interest>) -> Follow {
-        follow(&Arc::new(self.clone()), interests)
+        let mut source = self.clone();
+        source.witnesses = Witnesses::of_follower();
+        follow(&Arc::new(source), interests)
     }
 
     /// The revision of the newest key of each kind, in one transaction. (A progress request on the watches would be
@@ -284,7 +290,8 @@ impl Source for Etcd {
             return Err(StoreError::Unavailable("etcd has one watch for each kind".to_owned()));
         };
         let interest = interest.clone();
-        let keys::Range { start, end } = keys::range(&interest);
+        let range = keys::range(&interest);
+        let keys::Range { start, end } = range.clone();
         // An etcd that was restored from an older backup would wait for its history to reach this position again. A
         // member that lags behind answers this question only after it has caught up.
         let request = RangeRequest { key: start.clone(), keys_only: true, ..RangeRequest::default() };
@@ -298,12 +305,28 @@ impl Source for Etcd {
             progress_notify: true,
         };
         let replies = self.open_watch(create).await?;
+        // After the watch has begun, because etcd ends it before it is restored again.
+        self.confirm(interest.kind, &range).await?;
+        let witnesses = self.witnesses.clone();
         let events = replies.flat_map(move |reply| {
-            let events = reply.map(|reply| events(&interest, after, reply));
+            let events = reply.map(|reply| {
+                witnesses.change(interest.kind, |witness| witness.observe(&reply));
+                events(&interest, after, reply)
+            });
             futures::stream::iter(events.unwrap_or_else(|error| vec![Err(error)]))
         });
         let ended = StoreError::Unavailable("etcd ended the watch".to_owned());
         Ok(events.chain(futures::stream::iter([Err(ended)])).boxed())
+    }
+}
+
+impl Etcd {
+    /// Checks that the history is the one that the follower has seen.
+    async fn confirm(&self, kind: Kind, range: &keys::Range) -> Result<(), StoreError> {
+        let Some(witness) = self.witnesses.of(kind) else { return Ok(()) };
+        let answer = self.read_at(witness.question(range)).await?;
+        let is_confirmed = answer.is_some_and(|answer| witness.is_confirmed_by(&answer));
+        if is_confirmed { Ok(()) } else { Err(StoreError::OtherHistory) }
     }
 }
 

@@ -158,7 +158,11 @@ impl TlsListener {
             let stream = timeout(limit, acceptor.accept(stream)).await.map_err(too_late)?;
             let stream = stream.map_err(|error| failed(error.to_string()))?;
             let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
-            let client = Client::of_certificates(certificates).map_err(|error| failed(error.to_string()))?;
+            // Its certificate is of a trusted authority, so this is no stranger.
+            let client = Client::of_certificates(certificates).inspect_err(|error| {
+                tracing::warn!(%peer, %error, "the client's certificates cannot be read; it is disconnected");
+            });
+            let client = client.map_err(|error| failed(error.to_string()))?;
             Ok((stream, client))
         };
         self.order.push_back(self.handshakes.spawn(handshake));

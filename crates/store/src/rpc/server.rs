@@ -219,7 +219,7 @@ impl Offered {
 fn status(error: StoreError) -> Status {
     let text = error.to_string();
     match error {
-        StoreError::Compacted(_) => Status::out_of_range(text),
+        StoreError::Compacted(_) | StoreError::OtherHistory => Status::out_of_range(text),
         StoreError::FellBehind => Status::resource_exhausted(text),
         StoreError::Damaged(text) => Status::data_loss(text),
         StoreError::Unavailable(text) => Status::unavailable(text),

@@ -1,6 +1,8 @@
 //! A policy changes while HNS fails: nothing opens in between, and the desired state is reached in the end.
 #![allow(clippy::print_stdout)]
 
+mod day;
+
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

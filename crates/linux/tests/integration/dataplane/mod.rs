@@ -18,6 +18,7 @@ mod legacy_tables;
 mod logged;
 mod mtu;
 mod nat;
+mod neighbours;
 mod nodes;
 mod overlay;
 mod peers;
