@@ -23,7 +23,7 @@ fn everything() -> Result<()> {
     step("Windows nodes and oracle, a million verdicts", || random("tortie-windows", "clusters", 10))?;
     step("kernel, programs and oracle, 200,000 flows", || random("tortie-linux", "clusters", 2_000))?;
     step("mixed clusters and oracle, 100,000 frames", || random("tortie-windows", "mixed", 2_200))?;
-    step("faults of HNS, 500 clusters for each", || random("tortie-windows", "faults", 500))?;
+    step("faults of HNS, 500 clusters for each, and 500 days", || random("tortie-windows", "faults", 500))?;
     step("classes of packets, 3,000 clusters", || random("tortie-calc", "classes", 3_000))?;
     step("previews, 1,500 changes", || random("tortie-calc", "previews", 1_500))?;
     let verdicts = workspace()?.join(OF_CALICO[2]);
