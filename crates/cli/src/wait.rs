@@ -80,8 +80,8 @@ pub(crate) async fn in_force(
             output::error_line(&format!("node {node}: and {} conditions more", report.more));
         }
     }
-    let incomplete_reports: Vec<&str> =
-        reports.iter().filter(|(_, report)| report.more > 0).map(|(node, _)| node.as_str()).collect();
+    let incomplete = reports.iter().filter(|(_, report)| may_hide(report, applied));
+    let incomplete_reports: Vec<&str> = incomplete.map(|(node, _)| node.as_str()).collect();
     let seconds = patience.as_secs();
     for (pod, why) in &waiting {
         output::error(&format!("after {seconds} seconds {pod} does not run: {why}"));
@@ -109,6 +109,23 @@ pub(crate) async fn in_force(
     }
     let good = about == 0 && late.is_none() && waiting.is_empty() && incomplete_reports.is_empty();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether conditions about the objects may be among those that a report leaves out. Agents list those of the node first, and then those of all
+/// namespaces in turn: each namespace has the same number of them, unless it has no more.
+fn may_hide(report: &NodeStatus, applied: &[Key]) -> bool {
+    let mut listed: BTreeMap<&str, usize> = BTreeMap::new();
+    for condition in &report.conditions {
+        let namespace = condition.object.as_ref().map_or("", |object| &object.namespace);
+        *listed.entry(namespace).or_default() += 1;
+    }
+    let most = listed.iter().filter(|(namespace, _)| !namespace.is_empty()).map(|(_, count)| *count).max();
+    // What is about no namespace may concern the objects of all.
+    let is_listed = |key: &Key| {
+        let count = listed.get(key.namespace.as_str()).copied().unwrap_or_default();
+        !key.namespace.is_empty() && most.is_some_and(|most| count + 1 < most)
+    };
+    report.more > 0 && !applied.iter().all(is_listed)
 }
 
 #[cfg(test)]
@@ -171,6 +188,38 @@ mod tests {
             let applied = [Key::global(Kind::Namespace, "any")];
             let exit = in_force(&store, (&applied, None), written, (Duration::ZERO, false)).await.unwrap();
             assert_eq!(exit, expected);
+        }
+    }
+
+    /// Nobody can hide the conditions of other namespaces behind those of his own.
+    #[test]
+    fn a_namespace_without_further_conditions_is_known() {
+        let report = |counts: &[(&str, usize)], more: usize| {
+            let conditions = counts.iter().flat_map(|(namespace, count)| {
+                let object = json!({"kind": "Pod", "namespace": namespace, "name": "p"});
+                let condition = json!({"object": object, "reason": "Any", "message": "m"});
+                std::iter::repeat_n(condition, *count)
+            });
+            let conditions: Vec<_> = conditions.collect();
+            let status = json!({"os": "linux", "endpoints": 0, "positions": Positions::default(), "more": more,
+                "time": Timestamp::now().to_string(), "heartbeatSeconds": 60, "conditions": conditions});
+            serde_json::from_value::<NodeStatus>(status).unwrap()
+        };
+        let policy = |namespace: &str| Key::namespaced(Kind::NetworkPolicy, namespace, "p");
+        let global = Key::global(Kind::GlobalNetworkPolicy, "g");
+        let table = [
+            (report(&[("noisy", 50)], 0), policy("noisy"), false),
+            (report(&[("noisy", 50)], 9), policy("noisy"), true),
+            (report(&[("noisy", 50)], 9), policy("calm"), false),
+            (report(&[("noisy", 49), ("calm", 1)], 9), policy("calm"), false),
+            // The third one of `noisy` comes after the second one of each other namespace.
+            (report(&[("noisy", 3), ("calm", 1)], 9), policy("calm"), false),
+            (report(&[("noisy", 2), ("calm", 1)], 9), policy("calm"), true),
+            (report(&[("", 50)], 9), policy("calm"), true),
+            (report(&[("noisy", 50)], 9), global, true),
+        ];
+        for (report, key, expected) in table {
+            assert_eq!(may_hide(&report, std::slice::from_ref(&key)), expected, "{key} {report:?}");
         }
     }
 }

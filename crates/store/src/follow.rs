@@ -40,7 +40,7 @@ pub enum Change {
     InSync(Kind, Position),
     /// Everything up to this position of the kind has been delivered.
     Progress(Kind, Position),
-    /// The history of the kind was lost, and it is listed again. Only differences are delivered, and [`InSync`] when
+    /// The history of the kind was lost, or may be another one now. Only differences are delivered, and [`InSync`] when
     /// they are complete.
     ///
     /// [`InSync`]: Self::InSync
@@ -101,6 +101,11 @@ pub trait Source: Store {
     /// Splits interests into groups. The kinds of a group have one order of events, so that one watch serves them, and
     /// the position of an event applies to all of them.
     fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>>;
+
+    /// Whether a watch finds out if positions still belong to the history of the store. After its end, none counts until then.
+    fn proves_history(&self) -> bool {
+        false
+    }
 
     /// The changes of a group after a position, in order.
     async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError>;
@@ -202,7 +207,10 @@ impl<S: Source> Follower<S> {
                 return Ok(());
             };
             match self.source.watch(&interests, after).await {
-                Ok(watch) => self.watch = Some(watch),
+                Ok(watch) => {
+                    self.watch = Some(watch);
+                    self.tracker.resume(changes);
+                }
                 Err(error @ (StoreError::KindAbsent(_) | StoreError::Forbidden(_)))
                     if interests.len() == 1 =>
                 {
@@ -288,6 +296,9 @@ impl<S: Source> Follower<S> {
         self.page = None;
         // Also after lost history, because a burst of writes makes every follower lose it at the same time.
         self.pause = Pause::Backoff;
+        if self.source.proves_history() {
+            self.tracker.interrupt(changes);
+        }
         match error {
             StoreError::Throttled(after) => self.pause = Pause::For(*after),
             StoreError::Compacted(_) | StoreError::FellBehind => {

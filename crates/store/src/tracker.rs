@@ -99,6 +99,21 @@ impl Tracker {
         }
     }
 
+    /// The watch has ended, and what it has delivered may belong to another history: nothing is in sync until [`resume`](Self::resume).
+    pub(crate) fn interrupt(&mut self, changes: &mut Vec<Change>) {
+        for tracked in &mut self.kinds {
+            if matches!(tracked.state, State::InSync) {
+                tracked.state = State::Settling(tracked.reached);
+                changes.push(Change::Restarted(tracked.interest.kind));
+            }
+        }
+    }
+
+    /// A watch has begun after what was delivered, in the same history.
+    pub(crate) fn resume(&mut self, changes: &mut Vec<Change>) {
+        self.kinds.iter_mut().for_each(|tracked| tracked.report_sync(changes));
+    }
+
     /// The history may be another one, where an object of the same position may have another value: everything that is listed next is
     /// delivered.
     pub(crate) fn forget_positions(&mut self) {

@@ -87,10 +87,13 @@ pub(super) fn add(node: &NodeState, table: &mut Table) {
         let of_family = |family| [of_address(family, tests(family)), of_all_addresses(family, tests(family))];
         reserved(node).into_iter().chain(Family::ALL.into_iter().flat_map(of_family)).collect()
     };
-    chain(INCOMING, Hook::Prerouting, DESTINATION_NAT, rules(|_| vec![]));
-    chain(OWN, Hook::Output, DESTINATION_NAT, rules(is_not_from_loopback));
+    chain(INCOMING, Hook::Prerouting, AFTER_SERVICES, rules(|_| vec![]));
+    chain(OWN, Hook::Output, AFTER_SERVICES, rules(is_not_from_loopback));
     chain(ITSELF, Hook::Postrouting, SOURCE_NAT, Family::ALL.map(masquerade_itself).into());
 }
+
+/// After kube-proxy, so that no pod takes the port or an address of a Service: the first translation counts.
+const AFTER_SERVICES: i32 = DESTINATION_NAT + 1;
 
 /// Ends the translation of packets to ports of the node's own programs (policy decision 52).
 fn reserved(node: &NodeState) -> Vec<Rule> {

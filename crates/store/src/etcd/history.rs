@@ -2,10 +2,12 @@
 //! which a watch goes on. etcd would resume that watch without a word, and the changes in between would be missing for ever.
 //!
 //! A [`Witness`] remembers of the keys of one kind, at one revision, how many there are, which ones were written last, and which one was deleted
-//! last. Before a watch goes on, etcd is asked for the same at that revision. The keys of the changed kind would have to agree in all of them to
-//! go unnoticed: for instance if both histories have only deleted keys of it, as many, and the last one in common.
+//! last. Before a watch goes on, etcd is asked for the same at that revision, which costs it time in proportion to the number of keys. The keys
+//! of the changed kind would have to agree in all of them to go unnoticed: for instance if both histories have only deleted keys of it, as many,
+//! and the last one in common.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tortie_api::Kind;
@@ -60,8 +62,9 @@ pub(super) struct Witness {
     /// All of the following is from this revision.
     revision: i64,
     count: i64,
-    /// The keys that were written last, by the revision of that write. Every other key was written before all of them.
-    recent: BTreeSet<(i64, Vec<u8>)>,
+    /// The keys that were written last, by the revision of that write, with hashes of their values. Every other key was written before all
+    /// of them.
+    recent: BTreeMap<(i64, Vec<u8>), u64>,
     /// The key that was deleted last, if nobody has created it again.
     deleted: Option<Vec<u8>>,
 }
@@ -83,7 +86,7 @@ impl Witness {
         }
         for event in &answer.events {
             let Some(found) = event.kv.as_ref().filter(|found| found.mod_revision > known) else { continue };
-            self.recent.retain(|(_, key)| *key != found.key);
+            self.recent.retain(|(_, key), _| *key != found.key);
             match event.kind() {
                 EventType::Put => {
                     // The first write after the creation.
@@ -101,7 +104,7 @@ impl Witness {
     }
 
     fn remember(&mut self, found: &KeyValue) {
-        self.recent.insert((found.mod_revision, found.key.clone()));
+        self.recent.insert((found.mod_revision, found.key.clone()), hash(&found.value));
         if self.recent.len() > RECENT {
             self.recent.pop_first();
         }
@@ -109,8 +112,7 @@ impl Witness {
 
     /// Asks etcd for the same, at the revision of the witness. etcd refuses if it does not have that revision yet, or no more.
     pub(super) fn question(&self, range: &Range) -> TxnRequest {
-        let at =
-            RangeRequest { revision: self.revision, keys_only: true, limit: 1, ..RangeRequest::default() };
+        let at = RangeRequest { revision: self.revision, limit: 1, ..RangeRequest::default() };
         let newest = RangeRequest {
             key: range.start.clone(),
             range_end: range.end.clone(),
@@ -130,16 +132,22 @@ impl Witness {
     pub(super) fn is_confirmed_by(&self, answer: &TxnResponse) -> bool {
         let ranges: Option<Vec<_>> = answer.responses.iter().map(|it| it.range.as_ref()).collect();
         let Some([newest, deleted @ ..]) = ranges.as_deref() else { return false };
-        let is_newest = match (newest.kvs.as_slice(), self.recent.last()) {
+        let is_newest = match (newest.kvs.as_slice(), self.recent.last_key_value()) {
             ([], None) => true,
-            ([found], Some((revision, _))) => {
-                found.mod_revision == *revision
-                    && self.recent.contains(&(found.mod_revision, found.key.clone()))
+            ([found], Some(((revision, _), _))) => {
+                let known = self.recent.get(&(found.mod_revision, found.key.clone()));
+                found.mod_revision == *revision && known == Some(&hash(&found.value))
             }
             _ => false,
         };
         newest.count == self.count && is_newest && deleted.iter().all(|range| range.kvs.is_empty())
     }
+}
+
+fn hash(value: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]

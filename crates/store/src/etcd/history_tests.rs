@@ -9,21 +9,24 @@ use testkit::random::Random;
 use super::*;
 use crate::etcd::message::{RangeResponse, ResponseHeader, ResponseOp, WatchEvent};
 
-/// The writes of a store: the keys that are put (`true`) or deleted at each revision.
-type History = Vec<BTreeMap<u16, bool>>;
+/// The keys that are written at a revision, with their values; `None` is a deletion.
+type Writes = BTreeMap<u16, Option<u8>>;
+/// The writes of a store, by revision.
+type History = Vec<Writes>;
 
 /// The keys at a revision, as etcd has them.
-fn keys_at(history: &[BTreeMap<u16, bool>], revision: usize) -> BTreeMap<u16, KeyValue> {
+fn keys_at(history: &[Writes], revision: usize) -> BTreeMap<u16, KeyValue> {
     let mut keys: BTreeMap<u16, KeyValue> = BTreeMap::new();
     for (at, writes) in history.iter().enumerate().take(revision) {
-        for (key, is_put) in writes {
+        for (key, value) in writes {
             let version = keys.get(key).map_or(1, |found| found.version + 1);
             let mod_revision = at as i64 + 1;
+            let (key_bytes, bytes) = (key.to_be_bytes().to_vec(), value.iter().copied().collect());
             let found =
-                KeyValue { key: key.to_be_bytes().to_vec(), mod_revision, version, ..KeyValue::default() };
-            match is_put {
-                true => drop(keys.insert(*key, found)),
-                false => drop(keys.remove(key)),
+                KeyValue { key: key_bytes, mod_revision, version, value: bytes, ..KeyValue::default() };
+            match value {
+                Some(_) => drop(keys.insert(*key, found)),
+                None => drop(keys.remove(key)),
             }
         }
     }
@@ -31,17 +34,18 @@ fn keys_at(history: &[BTreeMap<u16, bool>], revision: usize) -> BTreeMap<u16, Ke
 }
 
 /// The answers to a watch between two revisions. A key that does not exist has no deletion, and a revision without events is reported as progress.
-fn answers(history: &[BTreeMap<u16, bool>], after: usize, until: usize) -> Vec<WatchResponse> {
+fn answers(history: &[Writes], after: usize, until: usize) -> Vec<WatchResponse> {
     let at = |revision: usize| {
         let (before, now) = (keys_at(history, revision - 1), keys_at(history, revision));
-        let writes = history[revision - 1].iter().filter_map(move |(key, is_put)| {
-            let kind = if *is_put { EventType::Put } else { EventType::Delete };
+        let writes = history[revision - 1].iter().filter_map(move |(key, value)| {
+            let kind = if value.is_some() { EventType::Put } else { EventType::Delete };
             let deleted = KeyValue {
                 key: key.to_be_bytes().to_vec(),
                 mod_revision: revision as i64,
                 ..KeyValue::default()
             };
-            let found = if *is_put { now.get(key).cloned() } else { before.get(key).map(|_| deleted) };
+            let found =
+                if value.is_some() { now.get(key).cloned() } else { before.get(key).map(|_| deleted) };
             Some(WatchEvent { kind: kind.into(), kv: Some(found?) })
         });
         let header = Some(ResponseHeader { revision: revision as i64 });
@@ -51,7 +55,7 @@ fn answers(history: &[BTreeMap<u16, bool>], after: usize, until: usize) -> Vec<W
 }
 
 /// The answer of etcd to a question.
-fn answer(history: &[BTreeMap<u16, bool>], question: &TxnRequest) -> TxnResponse {
+fn answer(history: &[Writes], question: &TxnRequest) -> TxnResponse {
     let responses = question.success.iter().map(|operation| {
         let Some(TxnOperation::Range(range)) = &operation.request else { panic!("{operation:?}") };
         let keys = keys_at(history, range.revision as usize);
@@ -69,7 +73,7 @@ fn answer(history: &[BTreeMap<u16, bool>], question: &TxnRequest) -> TxnResponse
 }
 
 /// A witness that listed at one revision, and has seen the events since, some of them twice.
-fn witness(history: &[BTreeMap<u16, bool>], listed: usize, until: usize) -> Witness {
+fn witness(history: &[Writes], listed: usize, until: usize) -> Witness {
     let all = Witnesses::of_follower();
     let keys = keys_at(history, listed);
     all.begin(Kind::Tier, listed as i64, keys.len() as i64);
@@ -89,8 +93,8 @@ fn range() -> Range {
 /// Revisions without writes are those of other kinds.
 fn history(length: std::ops::Range<usize>) -> impl Strategy<Value = History> {
     let writes = prop_oneof![
-        2 => Just(BTreeMap::new()),
-        3 => proptest::collection::btree_map(0..300_u16, proptest::bool::weighted(0.6), 1..4),
+        2 => Just(Writes::new()),
+        3 => proptest::collection::btree_map(0..300_u16, proptest::option::weighted(0.6, any::<u8>()), 1..4),
     ];
     vec(writes, length)
 }
@@ -132,17 +136,18 @@ fn a_forked_history_is_noticed() {
 /// A fork for each thing that a witness remembers. A listing does not tell which keys were deleted before it.
 #[test]
 fn each_difference_is_noticed() {
-    let put = |keys: &[u16]| keys.iter().map(|key| (*key, true)).collect::<BTreeMap<_, _>>();
-    let delete = |key: u16| BTreeMap::from([(key, false)]);
+    let put = |keys: &[u16]| keys.iter().map(|key| (*key, Some(0))).collect::<Writes>();
+    let delete = |key: u16| Writes::from([(key, None)]);
     let common = vec![put(&[1]), put(&[2]), put(&[3])];
     for (lost, restored, what) in [
         (put(&[4]), put(&[5]), "another key was created"),
         (put(&[1]), put(&[2]), "another key was updated"),
-        (put(&[1]), BTreeMap::new(), "an update is missing"),
-        (delete(1), BTreeMap::new(), "a deletion is missing"),
+        (put(&[1]), Writes::from([(1, Some(9))]), "it was updated otherwise"),
+        (put(&[1]), Writes::new(), "an update is missing"),
+        (delete(1), Writes::new(), "a deletion is missing"),
         (delete(1), delete(2), "another key was deleted"),
-        (BTreeMap::new(), put(&[1]), "an update was not seen"),
-        (BTreeMap::new(), delete(1), "a deletion was not seen"),
+        (Writes::new(), put(&[1]), "an update was not seen"),
+        (Writes::new(), delete(1), "a deletion was not seen"),
     ] {
         let old = [common.clone(), vec![lost]].concat();
         let new = [common.clone(), vec![restored, put(&[9])]].concat();

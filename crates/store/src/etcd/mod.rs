@@ -285,6 +285,10 @@ impl Source for Etcd {
         interests.into_iter().map(|interest| vec![interest]).collect()
     }
 
+    fn proves_history(&self) -> bool {
+        true
+    }
+
     async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
         let [interest] = interests else {
             return Err(StoreError::Unavailable("etcd has one watch for each kind".to_owned()));
@@ -296,7 +300,8 @@ impl Source for Etcd {
         // member that lags behind answers this question only after it has caught up.
         let request = RangeRequest { key: start.clone(), keys_only: true, ..RangeRequest::default() };
         if revision(self.range(request).await?.header)? < after.0 {
-            return Err(StoreError::Compacted(after));
+            let is_known = self.witnesses.of(interest.kind).is_some();
+            return Err(if is_known { StoreError::OtherHistory } else { StoreError::Compacted(after) });
         }
         let create = WatchCreateRequest {
             key: start,

@@ -1,11 +1,13 @@
 //! Ports of the node that lead to pods, with real connections from outside, from pods and from the node itself.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::sync::Arc;
 
 use tortie_api::net::Protocol;
 use tortie_dataplane::*;
 use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{Address, Change, RouteSocket};
 use tortie_policy::program::EndOfTier;
 
@@ -162,6 +164,36 @@ fn ports_of_the_nodes_own_programs_lead_to_no_pod() {
     assert!(seen(from(&outside.namespace, 22), &served).is_some());
     assert!(seen(from(&outside.namespace, 10250), &own[1]).is_some());
     assert!(node.resync().endpoints[&pod.id()][0].message.contains("hostPort 10250/TCP"));
+}
+
+/// kube-proxy translates at the usual priority, whoever made its chain first.
+#[test]
+fn a_service_keeps_its_port_of_the_node() {
+    let ([mut node, outside], [pod, other]) = node_with_two_pods();
+    let (server, backend, to) = (listen(&pod, 80), listen(&other, 81), node_address(1));
+    let service = format!(
+        "table ip kube-proxy {{ chain nat-prerouting {{ type nat hook prerouting priority dstnat; \
+         ip daddr {to} tcp dport 30443 dnat to {}:81; }} }}",
+        other.address
+    );
+    let namespace = node.namespace.run(NetNs::current).unwrap().unwrap();
+    let change = |text: &str| {
+        let mut nft = Command::new("nft");
+        let status = namespace.enter_on_spawn(nft.arg(text)).unwrap().status().unwrap();
+        assert!(status.success(), "{text}");
+    };
+    let from_outside = || {
+        let to = SocketAddr::from((to, 30_443));
+        outside.namespace.run(|| TcpStream::connect_timeout(&to, TIMEOUT).ok()).unwrap()
+    };
+    change(&service);
+    let wants = [tcp(None, 30_443, 80)];
+    assert_eq!(want(&mut node, &pod, &wants), Report::default());
+    assert_eq!(seen(from_outside(), &backend), Some(node_address(9).into()), "made before");
+    change("delete table ip kube-proxy");
+    assert_eq!(seen(from_outside(), &server), Some(node_address(9).into()), "no Service");
+    change(&service);
+    assert_eq!(seen(from_outside(), &backend), Some(node_address(9).into()), "made after");
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn learned(node: &Node, interface: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_pod_cannot_fill_the_table_of_neighbours() {
+fn a_pod_adds_no_neighbours_by_solicitations() {
     let (mut nodes, _pods) = dual_nodes();
     let pod = Pod::new("prober", 1, 3);
     let interface = add(&mut nodes[0], &pod, both_of(&pod)).host_interface;
