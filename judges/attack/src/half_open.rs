@@ -34,8 +34,8 @@ const BOUND: Duration = Duration::from_secs(5);
 const LINES: u64 = 600;
 /// What the service may need, in MiB.
 const MEMORY: u64 = 256;
-/// The service has 256 connections of strangers at once, and its own files.
-const DESCRIPTORS: usize = 400;
+/// The service keeps 256 connections of strangers at once. Those that it has just ended and those that wait to be accepted come on top.
+const DESCRIPTORS: usize = 1_000;
 /// A TLS record with the beginning of a ClientHello (RFC 8446, 4.1.2).
 const HELLO: [u8; 11] = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
 

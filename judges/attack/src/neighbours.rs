@@ -10,12 +10,11 @@ use rand::Rng as _;
 use rand::rngs::StdRng;
 use testkit::frames;
 use tortie_kernel::namespace::NetNs;
-use tortie_kernel::route::RouteSocket;
 
 use crate::attack::{Attack, Bounds, Outcome};
 use crate::lab::{Lab, NODES};
 use crate::process::{output, wait_until};
-use crate::wire::Wire;
+use crate::wire::{Ear, Wire};
 
 /// The description.
 pub(crate) const ATTACK: Attack = Attack {
@@ -42,16 +41,18 @@ fn run(bounds: &mut Bounds) -> Result<Outcome> {
         IpAddr::V4(_) => None,
     });
     let own = own.context("the pod has no IPv6 address")?;
-    let targets = targets(&pod)?;
+    let targets = targets(wire.to);
     let mut outcome = Outcome::default();
     while bounds.another_round() {
         let forged = round(&node, &wire, &targets, SOLICITATIONS, &mut bounds.random, &mut outcome)?;
-        // The pod's own one makes an entry, or the entry is there: it was sent after the others.
-        let asked = wait_until(PATIENCE, || {
-            targets.iter().try_for_each(|target| wire.send(&solicitation(own, *target, wire.to)))?;
-            Ok(neighbours(&node)?.contains(&own.into()))
+        // The last one is the pod's own, which the node answers.
+        let ear = Ear::frames(&pod, "eth0")?;
+        let answered = wait_until(PATIENCE, || {
+            wire.send(&solicitation(own, targets[0], wire.to))?;
+            std::thread::sleep(UNDER_WAY);
+            Ok(ear.received()?.iter().any(|frame| is_advertisement(frame, own)))
         })?;
-        outcome.control(asked, "the pod's own solicitation makes no entry")?;
+        outcome.control(answered, "the node does not answer the pod's own solicitation")?;
         std::thread::sleep(UNDER_WAY);
         let entries = neighbours(&node)?;
         for source in forged.iter().filter(|source| entries.contains(source)) {
@@ -104,14 +105,12 @@ fn round(
     Ok(forged)
 }
 
-/// The addresses that the node answers for: the pod's gateway, and its own.
-fn targets(pod: &NetNs) -> Result<Vec<Ipv6Addr>> {
-    let routes = pod.run(|| RouteSocket::open()?.routes())??;
-    let gateways = routes.into_iter().filter_map(|route| match route.gateway {
-        Some(IpAddr::V6(gateway)) => Some(gateway),
-        _ => None,
-    });
-    Ok(gateways.chain([Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 11)]).collect())
+/// The addresses that the node answers for: the pod's gateway, which has the address of its hardware address (RFC 4291, appendix A), and the
+/// node's own.
+fn targets(gateway: [u8; 6]) -> [Ipv6Addr; 2] {
+    let [a, b, c, d, e, f] = gateway;
+    let gateway = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+    [gateway.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 11)]
 }
 
 /// The neighbours of a node.
@@ -130,4 +129,9 @@ fn solicitation(source: Ipv6Addr, target: Ipv6Addr, to: [u8; 6]) -> Vec<u8> {
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     let header = [&[0x60, 0, 0, 0, 0, length, 58, 255][..], &source.octets(), &target.octets()].concat();
     [&to[..], &[2, 0, 0, 0, 0, 9], &0x86dd_u16.to_be_bytes(), &header, &message].concat()
+}
+
+/// True for an advertisement to the address.
+fn is_advertisement(frame: &[u8], to: Ipv6Addr) -> bool {
+    frame.len() > 54 && frame[12..14] == [0x86, 0xdd] && frame[38..54] == to.octets() && frame[54] == 136
 }

@@ -31,6 +31,10 @@ const TABLE: &str = include_str!("../../../crates/store/tests/integration/rpc/ro
 const VERBS: &str = "glwbcud";
 /// The node of the certificate.
 const NODE: &str = "one";
+/// An operator of another authority, and the service itself, whose certificate is for servers: TLS refuses both.
+const STRANGERS: [&str; 2] = ["operator-eve", "store"];
+/// A certificate of the authority that names no role.
+const NO_ROLE: &str = "no-role";
 /// Nodes with names that begin or end with it, or look like it.
 const OTHERS: [&str; 5] = ["one-more", "on", "not-one", "one.more", "two"];
 /// The largest object, and how many of them a message has that an operator may send, and that nobody else may.
@@ -44,6 +48,7 @@ fn run(bounds: &mut Bounds) -> Result<Outcome> {
     while bounds.another_round() {
         let clients = ["node one", "controllers", "operator ann", "authority --dir other", "operator eve --dir other"];
         let service = Service::start(&bounds.program, 512, &clients)?;
+        service.issue(NO_ROLE, NODE)?;
         let random = &mut bounds.random;
         service.run(async || {
             requests(&service, random, &mut outcome).await?;
@@ -83,9 +88,8 @@ fn all(random: &mut StdRng) -> Result<Vec<Request>> {
             OTHERS.into_iter().for_each(|node| add("node-one", node, other));
             add("controllers", OTHERS[0], controllers);
             add("operator-ann", OTHERS[0], VERBS);
-            // The certificate of the service is of the authority, and names no role.
-            add("store", OTHERS[0], "");
-            add("operator-eve", OTHERS[0], "");
+            add(NO_ROLE, OTHERS[0], "");
+            STRANGERS.into_iter().for_each(|who| add(who, OTHERS[0], ""));
         }
     }
     ensure!(kinds == Kind::all().count(), "the table of roles has {kinds} kinds");
@@ -95,25 +99,28 @@ fn all(random: &mut StdRng) -> Result<Vec<Request>> {
 
 async fn requests(service: &Service, random: &mut StdRng, outcome: &mut Outcome) -> Result<()> {
     let operator = service.operator();
-    let names = ["node-one", "controllers", "operator-ann", "store", "operator-eve"];
-    let clients = names.map(|name| Ok((name, service.client(name)?)));
+    let names = ["node-one", "controllers", "operator-ann", NO_ROLE, STRANGERS[0], STRANGERS[1]];
+    let folder = |name| if name == STRANGERS[0] { "other" } else { "tortie-certs" };
+    let clients = names.map(|name| Ok((name, service.client_of(folder(name), name)?)));
     let clients = clients.into_iter().collect::<Result<Vec<_>>>()?;
     for request in all(random)? {
         let (_, client) = clients.iter().find(|(name, _)| *name == request.who).context("no client")?;
         // Each attempt of somebody whom the service does not know costs a handshake.
-        if request.who == "operator-eve" && random.random_range(0..4) > 0 {
+        if STRANGERS.contains(&request.who) && random.random_range(0..4) > 0 {
             continue;
         }
-        let (succeeded, changed, answer) = attempt(&operator, client, &request).await?;
-        let shown = || format!("{} {} {} of {}: {answer}", request.who, request.verb, request.kind, request.node);
-        match request.allowed {
-            true => outcome.control(succeeded, &format!("the role may do it, and it fails: {}", shown()))?,
-            false => {
-                outcome.attempts += 1;
-                if succeeded || changed {
-                    outcome.blame(shown());
-                }
-            }
+        let answer = attempt(&operator, client, &request).await?;
+        let Request { who, kind, node, verb, allowed } = request;
+        let shown = format!("{who} {verb} {kind} of {node}: {}", answer.text);
+        if allowed {
+            outcome.control(answer.succeeded, &format!("the role may do it, and it fails: {shown}"))?;
+            continue;
+        }
+        outcome.attempts += 1;
+        if answer.succeeded || answer.changed {
+            outcome.blame(shown);
+        } else {
+            ensure!(answer.refused, "the attack proves nothing: it fails for another reason: {shown}");
         }
     }
     Ok(())
@@ -136,20 +143,34 @@ fn object(kind: Kind, node: &str) -> (Key, Value) {
     (key, json!({"metadata": {"name": "n"}, "spec": {"node": node}, "affinity": format!("host:{node}")}))
 }
 
-/// Tries it; returns whether it has succeeded, whether the object has changed, and the answer. Everything is undone.
-async fn attempt(operator: &Remote, client: &Remote, request: &Request) -> Result<(bool, bool, String)> {
+/// What came of a request.
+struct Answer {
+    succeeded: bool,
+    /// It was refused because of the client's role or certificate, not for another reason.
+    refused: bool,
+    /// The object is not as before.
+    changed: bool,
+    text: String,
+}
+
+/// Tries it. Everything is undone.
+async fn attempt(operator: &Remote, client: &Remote, request: &Request) -> Result<Answer> {
     let Request { kind, node, verb, .. } = *request;
     let (key, value) = object(kind, node);
     let interest = if node == NODE { Interest::of_node(kind, node) } else { Interest::all(kind) };
-    let version = match verb {
-        'c' => Version::new("0"),
-        _ => operator.create(&key, value.clone()).await.with_context(|| format!("creating {key}"))?.version,
+    let (version, position) = match verb {
+        'c' => (Version::new("0"), Position(0)),
+        _ => {
+            let stored = operator.create(&key, value.clone()).await;
+            let stored = stored.with_context(|| format!("creating {key}"))?;
+            (stored.version, stored.position)
+        }
     };
     let changed = json!({"changed": true, "spec": value["spec"], "affinity": value["affinity"]});
     let result = match verb {
         'g' => client.get(&key).await.map(drop),
         'l' => client.list_page(&interest, None).await.map(drop),
-        'w' => client.watch(&[interest], Position(0)).await.map(drop),
+        'w' => client.watch(&[interest], position).await.map(drop),
         // A barrier answers for the kinds that the client may read.
         'b' => match client.barrier(&[kind]).await {
             Ok(positions) if positions.of(kind).is_none() => Err(StoreError::Forbidden("no position".to_owned())),
@@ -162,8 +183,13 @@ async fn attempt(operator: &Remote, client: &Remote, request: &Request) -> Resul
     let after = operator.get(&key).await?.map(|stored| stored.value);
     let before = (verb != 'c').then_some(value);
     let _ = operator.delete(&key, None).await;
-    let answer = result.as_ref().map_or_else(ToString::to_string, |()| "it succeeds".to_owned());
-    Ok((result.is_ok(), after != before, answer))
+    let refused = match &result {
+        Err(StoreError::Forbidden(_)) => true,
+        Err(StoreError::Unavailable(_)) => STRANGERS.contains(&request.who),
+        _ => false,
+    };
+    let text = result.as_ref().map_or_else(ToString::to_string, |()| "it succeeds".to_owned());
+    Ok(Answer { succeeded: result.is_ok(), refused, changed: after != before, text })
 }
 
 /// An operator's largest message, then the same and larger ones of everybody else.
@@ -182,12 +208,16 @@ async fn messages(service: &Service, outcome: &mut Outcome) -> Result<()> {
     outcome.control(accepted.is_ok(), &format!("an operator's large message fails: {:?}", accepted.err()))?;
     let before = service.peak_of_memory()?;
     for objects in [OBJECTS, 60, 165] {
-        for who in ["node-one", "store"] {
+        for who in ["node-one", NO_ROLE] {
             let client = service.client(who)?;
             let writes = message(objects);
             let name = writes.first().map(|write| write.key().clone()).context("no object")?;
             let answer = client.write_all(writes).await;
             outcome.attempts += 1;
+            let refused = answer.as_ref().is_err_and(|stopped| {
+                stopped.error.to_string().contains("too large") || matches!(stopped.error, StoreError::Forbidden(_))
+            });
+            ensure!(answer.is_ok() || refused, "the attack proves nothing: it fails for another reason: {answer:?}");
             if answer.is_ok() || service.operator().get(&name).await?.is_some() {
                 outcome.blame(format!("a message of {objects} objects of {who} is executed: {answer:?}"));
             }

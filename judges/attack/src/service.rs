@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 use tempfile::TempDir;
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
@@ -53,15 +54,34 @@ impl Service {
         Ok(service)
     }
 
+    /// Issues a certificate of its authority for clients that names no role, which `tortie certs` does not do.
+    pub(crate) fn issue(&self, name: &str, common_name: &str) -> Result<()> {
+        let folder = self.folder.path().join("tortie-certs");
+        let read = |file: &str| fs::read_to_string(folder.join(file));
+        let key = KeyPair::from_pem(&read("authority.key")?)?;
+        let issuer = Issuer::from_ca_cert_pem(&read("authority.crt")?, key)?;
+        let own = KeyPair::generate()?;
+        let mut params = CertificateParams::new([common_name.to_owned()])?;
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        fs::write(folder.join(format!("{name}.crt")), params.signed_by(&own, &issuer)?.pem())?;
+        Ok(fs::write(folder.join(format!("{name}.key")), own.serialize_pem())?)
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.process.pid()
     }
 
     /// A new client with the certificate of this name, such as `node-one`, `controllers`, `operator-ann`. It is used in the namespace.
     pub(crate) fn client(&self, name: &str) -> Result<Remote> {
-        let file = |name: String| self.folder.path().join("tortie-certs").join(name);
+        self.client_of("tortie-certs", name)
+    }
+
+    /// The same with a certificate of another folder than the service's.
+    pub(crate) fn client_of(&self, folder: &str, name: &str) -> Result<Remote> {
+        let file = |name: String| self.folder.path().join(folder).join(name);
         let files = TlsFiles {
-            authority: file("authority.crt".to_owned()),
+            authority: self.folder.path().join("tortie-certs/authority.crt"),
             certificate: file(format!("{name}.crt")),
             key: file(format!("{name}.key")),
         };

@@ -129,14 +129,19 @@ impl Ear {
 
     /// The tags of what has arrived since the last call.
     pub(crate) fn tags(&self) -> Result<BTreeSet<u32>> {
-        let (mut buffer, mut tags) = (vec![0; LONGEST], BTreeSet::new());
+        Ok(self.received()?.iter().map(|packet| frames::tag(packet)).collect())
+    }
+
+    /// What has arrived since the last call.
+    pub(crate) fn received(&self) -> Result<Vec<Vec<u8>>> {
+        let (mut buffer, mut packets) = (vec![0; LONGEST], Vec::new());
         loop {
             let received = match self {
                 Self::Frames(socket) => socket.receive(&mut buffer)?,
                 Self::Datagrams(socket) => socket.recv(&mut buffer).ok(),
             };
-            let Some(length) = received else { return Ok(tags) };
-            tags.insert(frames::tag(&buffer[..length]));
+            let Some(length) = received else { return Ok(packets) };
+            packets.push(buffer[..length].to_vec());
         }
     }
 }
