@@ -86,7 +86,7 @@ impl Step {
 fn floods(random: &mut StdRng) -> Vec<(&'static str, Vec<Step>)> {
     let policies = (0..POLICIES).map(|number| policy(number, random)).collect();
     let sets = (0..SETS).map(|number| set("flood", number, 10, random)).collect();
-    let large = (0..4).map(|number| set("large", number, NETWORKS, random)).collect();
+    let large = (0..2).map(|number| set("large", number, NETWORKS, random)).collect();
     let labels = (1..=5).map(|part| Step::Labels(LABELS * part / 5)).collect();
     vec![
         ("policies", policies),
