@@ -34,7 +34,7 @@ fn everything() -> Result<()> {
     }
     for (name, package, test) in [
         ("ten million calls of the CNI plugin", "tortie-cni", "any_call"),
-        ("ten million damaged calls of the CNI plugin, and messages of its socket", "tortie-cni", "no_damage"),
+        ("ten million damaged calls of it, and messages of its socket", "tortie-cni", "no_damage"),
         ("ten million damaged configurations, as agents read them", "tortie-agent", "no_damage"),
     ] {
         let arguments = ["test", "--release", "--package", package, "--lib", test];

@@ -70,3 +70,25 @@ impl Outcome {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_that_fails_ends_the_attack() {
+        let mut outcome = Outcome::default();
+        outcome.control(true, "it arrives").unwrap();
+        assert_eq!(outcome.controls, 1);
+        let error = outcome.control(false, "it does not arrive").unwrap_err();
+        assert_eq!(error.to_string(), "the attack proves nothing: it does not arrive");
+    }
+
+    #[test]
+    fn there_is_one_round_without_time() {
+        let mut bounds = Bounds::new(PathBuf::new(), 1, Duration::ZERO);
+        assert!(bounds.another_round() && !bounds.another_round());
+        let mut bounds = Bounds::new(PathBuf::new(), 1, Duration::from_secs(60));
+        assert!(bounds.another_round() && bounds.another_round());
+    }
+}

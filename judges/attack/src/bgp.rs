@@ -31,10 +31,8 @@ const BGP: u16 = 179;
 /// A port of the other node that is open for all.
 const OPEN: u16 = 8179;
 /// The addresses that the node translates, as kube-proxy does for a Service with endpoints written by hand.
-const SERVICES: [IpAddr; 2] = [
-    IpAddr::V4(Ipv4Addr::new(10, 96, 200, 1)),
-    IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, 1)),
-];
+const SERVICES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 96, 200, 1)), IpAddr::V6(Ipv6Addr::new(0xfd96, 0, 0, 0, 0, 0, 0, 1))];
 const OWN: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 11)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 11))];
 const OTHER: [IpAddr; 2] =
@@ -56,7 +54,8 @@ fn run(bounds: &mut Bounds) -> Result<Outcome> {
     lab.tortie(&["patch", "ippool", "default-ipv4-ippool", "--type", "merge", "-p", plain])?;
     let settled = wait_until(SETTLED, || {
         let established = NODES.iter().all(|node| session(&lab, node).is_some());
-        Ok(established && nodes.iter().map(learned).collect::<Result<Vec<_>>>()?.iter().all(|it| !it.is_empty()))
+        Ok(established
+            && nodes.iter().map(learned).collect::<Result<Vec<_>>>()?.iter().all(|it| !it.is_empty()))
     });
     ensure!(settled?, "the nodes have no sessions");
     translate(&nodes[0])?;
@@ -68,7 +67,8 @@ fn run(bounds: &mut Bounds) -> Result<Outcome> {
     // The guard is a setting.
     felix(&lab, "Allow")?;
     for to in [SocketAddr::new(OTHER[0], BGP), SocketAddr::new(SERVICES[0], 80)] {
-        let connected = wait_until(SETTLED, || Ok(pod.run(|| TcpStream::connect_timeout(&to, PATIENCE).is_ok())?));
+        let connected =
+            wait_until(SETTLED, || Ok(pod.run(|| TcpStream::connect_timeout(&to, PATIENCE).is_ok())?));
         outcome.control(connected?, &format!("a pod that may cannot connect to {to}"))?;
     }
     felix(&lab, "Drop")?;
@@ -90,7 +90,10 @@ fn controls(pod: &NetNs, nodes: &[NetNs; 2], outcome: &mut Outcome) -> Result<()
         let connected = pod.run(|| TcpStream::connect_timeout(&service, PATIENCE))?;
         outcome.control(connected.is_ok(), &format!("{service} is not translated: {connected:?}"))?;
         let (_, seen) = listener.accept()?;
-        outcome.control(seen.ip().to_canonical() == own, &format!("natOutgoing does not hide the pod: {seen}"))?;
+        outcome.control(
+            seen.ip().to_canonical() == own,
+            &format!("natOutgoing does not hide the pod: {seen}"),
+        )?;
     }
     Ok(())
 }
@@ -107,9 +110,8 @@ fn judge(
     let ages = NODES.map(|node| session(lab, node));
     let direct = OWN.into_iter().chain(OTHER).map(|address| SocketAddr::new(address, BGP));
     let targets: Vec<_> = direct.chain(SERVICES.map(|service| SocketAddr::new(service, 80))).collect();
-    let tries: Vec<_> = (0..CONNECTIONS)
-        .filter_map(|_| Some((*targets.choose(random)?, random.random::<bool>())))
-        .collect();
+    let tries: Vec<_> =
+        (0..CONNECTIONS).filter_map(|_| Some((*targets.choose(random)?, random.random::<bool>()))).collect();
     let connected = std::thread::scope(|scope| {
         let tries = tries.iter().map(|(to, talks)| scope.spawn(|| pod.run(|| attempt(*to, *talks))));
         let tries: Vec<_> = tries.collect();
@@ -150,7 +152,8 @@ fn open_and_update() -> Vec<u8> {
         [&[0xff; 16][..], &length, &[kind], body].concat()
     };
     let open = [&[4, 0xfc, 0, 0, 90, 192, 0, 2, 11, 8, 2, 6, 65, 4][..], &[0, 0, 0xfc, 0]].concat();
-    let attributes = [&[0x40, 1, 1, 0, 0x40, 2, 0, 0x40, 3, 4, 192, 0, 2, 11][..], &[0x40, 5, 4, 0, 0, 0, 100]].concat();
+    let attributes =
+        [&[0x40, 1, 1, 0, 0x40, 2, 0, 0x40, 3, 4, 192, 0, 2, 11][..], &[0x40, 5, 4, 0, 0, 0, 100]].concat();
     let length = u16::try_from(attributes.len()).unwrap_or_default().to_be_bytes();
     let update = [&[0, 0][..], &length, &attributes, &[24, 203, 0, 113]].concat();
     [message(1, &open), message(4, &[]), message(2, &update)].concat()
@@ -166,7 +169,9 @@ fn translate(node: &NetNs) -> Result<()> {
             rule(81, OPEN)
         )
     };
-    for text in [table("ip", SERVICES[0], OTHER[0].to_string()), table("ip6", SERVICES[1], format!("[{}]", OTHER[1]))] {
+    for text in
+        [table("ip", SERVICES[0], OTHER[0].to_string()), table("ip6", SERVICES[1], format!("[{}]", OTHER[1]))]
+    {
         let mut nft = Command::new("nft");
         output(node.enter_on_spawn(nft.arg(text))?)?;
     }

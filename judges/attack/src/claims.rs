@@ -77,7 +77,7 @@ fn claim(
     let mut reported = String::new();
     let noticed = wait_until(BOUND, || {
         reported = lab.conditions(node)?.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-        Ok(reported.contains(&format!("{NAMESPACE}/{name}")))
+        Ok(reported.contains(&name))
     })?;
     outcome.control(noticed, &format!("the node {node} takes no notice of {name}: {reported}"))?;
     let verdicts = stage.verdicts()?;

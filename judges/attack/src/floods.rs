@@ -179,10 +179,14 @@ fn reaches(lab: &Lab, runtime: &tokio::runtime::Runtime, outcome: &mut Outcome) 
     let (netns, to) = (lab.netns_of_pod("attacker")?, lab.addresses("neighbour")?[0]);
     let closed = wait_until(BOUND, || Ok(!connects(&netns, to)?))?;
     outcome.control(closed, "the policies of the flood close no pod")?;
-    let count = runtime.block_on(async { anyhow::Ok(lab.store().list(Kind::NetworkPolicy).await?.items.len()) })?;
+    let count =
+        runtime.block_on(async { anyhow::Ok(lab.store().list(Kind::NetworkPolicy).await?.items.len()) })?;
     outcome.control(count > POLICIES, &format!("there are {count} policies"))?;
     let mut last = String::new();
-    write!(last, "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: last, namespace: {NAMESPACE}}}\n")?;
+    write!(
+        last,
+        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: last, namespace: {NAMESPACE}}}\n"
+    )?;
     write!(last, "spec: {{order: -1, selector: all(), types: [Ingress], ingress: [{{action: Allow}}]}}\n")?;
     lab.apply(&last)?;
     outcome.control(connects(&netns, to)?, "the last policy of the flood opens no pod")
@@ -217,15 +221,23 @@ impl Bystander {
             let applied = lab.apply_within(&policy, BOUND);
             slowest = slowest.max(begun.elapsed());
             match applied {
-                Err(error) => outcome.blame(format!("{flood}: the policy of somebody else is late: {error:#}")),
+                Err(error) => {
+                    outcome.blame(format!("{flood}: the policy of somebody else is late: {error:#}"))
+                }
                 Ok(()) if connects(&self.client, self.server)? != expected => {
                     outcome.blame(format!("{flood}: the policy {action} of somebody else has no effect"));
                 }
                 Ok(()) => outcome.controls += 1,
             }
         }
-        ensure!(!lab.json(&["get", "namespaces", "-o", "json"])?["items"].is_null(), "the datastore does not answer");
-        outcome.notes.push(format!("{flood}: somebody else's policy is in force after {:.1} s at most", slowest.as_secs_f64()));
+        ensure!(
+            !lab.json(&["get", "namespaces", "-o", "json"])?["items"].is_null(),
+            "the datastore does not answer"
+        );
+        outcome.notes.push(format!(
+            "{flood}: somebody else's policy is in force after {:.1} s at most",
+            slowest.as_secs_f64()
+        ));
         Ok(())
     }
 }

@@ -53,3 +53,28 @@ impl Options {
 fn names(attacks: &[&Attack]) -> String {
     attacks.iter().map(|attack| attack.name).collect::<Vec<_>>().join(", ")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn options_name_attacks_time_and_seed() {
+        let options = Options::parse(&["bgp", "--minutes", "3", "--seed", "7", "roles"]).unwrap();
+        let chosen: Vec<&str> = options.attacks.iter().map(|attack| attack.name).collect();
+        assert_eq!((chosen, options.time, options.seed), (vec!["bgp", "roles"], Duration::from_secs(180), 7));
+        assert_eq!(options.repeat(options.attacks[0]), "cargo xtask soak attack bgp --minutes 3 --seed 7");
+        let all: BTreeSet<&str> = ATTACKS.iter().map(|attack| attack.name).collect();
+        assert_eq!(Options::parse(&[]).unwrap().attacks.len(), all.len(), "each has a name of its own");
+        for (words, problem) in [
+            (&["none"][..], "there is no attack none; there are spoofing, "),
+            (&["--seed"], "--seed needs a value"),
+            (&["--minutes", "x"], "that is no number"),
+        ] {
+            let error = Options::parse(words).unwrap_err();
+            assert!(error.to_string().contains(problem), "{error}");
+        }
+    }
+}

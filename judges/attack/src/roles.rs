@@ -46,7 +46,8 @@ const MORE_MEMORY: u64 = 64;
 fn run(bounds: &mut Bounds) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     while bounds.another_round() {
-        let clients = ["node one", "controllers", "operator ann", "authority --dir other", "operator eve --dir other"];
+        let clients =
+            ["node one", "controllers", "operator ann", "authority --dir other", "operator eve --dir other"];
         let service = Service::start(&bounds.program, 512, &clients)?;
         service.issue(NO_ROLE, NODE)?;
         let random = &mut bounds.random;
@@ -76,7 +77,9 @@ fn all(random: &mut StdRng) -> Result<Vec<Request>> {
     let mut kinds = 0;
     for line in TABLE.lines() {
         let cells: Vec<&str> = line.split_whitespace().collect();
-        let [plural, own, other, controllers] = cells[..] else { bail!("the table of roles has the line {line}") };
+        let [plural, own, other, controllers] = cells[..] else {
+            bail!("the table of roles has the line {line}")
+        };
         let kind = Kind::all().find(|kind| kind.plural().split('.').next() == Some(plural));
         let kind = kind.with_context(|| format!("there is no kind {plural}"))?;
         kinds += 1;
@@ -173,7 +176,9 @@ async fn attempt(operator: &Remote, client: &Remote, request: &Request) -> Resul
         'w' => client.watch(&[interest], position).await.map(drop),
         // A barrier answers for the kinds that the client may read.
         'b' => match client.barrier(&[kind]).await {
-            Ok(positions) if positions.of(kind).is_none() => Err(StoreError::Forbidden("no position".to_owned())),
+            Ok(positions) if positions.of(kind).is_none() => {
+                Err(StoreError::Forbidden("no position".to_owned()))
+            }
             answer => answer.map(drop),
         },
         'c' => client.create(&key, value.clone()).await.map(drop),
@@ -215,16 +220,22 @@ async fn messages(service: &Service, outcome: &mut Outcome) -> Result<()> {
             let answer = client.write_all(writes).await;
             outcome.attempts += 1;
             let refused = answer.as_ref().is_err_and(|stopped| {
-                stopped.error.to_string().contains("too large") || matches!(stopped.error, StoreError::Forbidden(_))
+                stopped.error.to_string().contains("too large")
+                    || matches!(stopped.error, StoreError::Forbidden(_))
             });
-            ensure!(answer.is_ok() || refused, "the attack proves nothing: it fails for another reason: {answer:?}");
+            ensure!(
+                answer.is_ok() || refused,
+                "the attack proves nothing: it fails for another reason: {answer:?}"
+            );
             if answer.is_ok() || service.operator().get(&name).await?.is_some() {
                 outcome.blame(format!("a message of {objects} objects of {who} is executed: {answer:?}"));
             }
         }
     }
     let after = service.peak_of_memory()?;
-    outcome.notes.push(format!("the service has needed {before} MiB, and {after} MiB with messages that are too large"));
+    outcome.notes.push(format!(
+        "the service has needed {before} MiB, and {after} MiB with messages that are too large"
+    ));
     if after > before + MORE_MEMORY {
         outcome.blame(format!("messages that are too large cost the service {} MiB", after - before));
     }

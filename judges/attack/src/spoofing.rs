@@ -63,7 +63,9 @@ fn prove(lab: &Lab, stage: &mut Stage, random: &mut StdRng, outcome: &mut Outcom
     for class in classes {
         let of_class: Vec<&Shot> = shots.iter().filter(|shot| shot.class == class).collect();
         let count = of_class.iter().filter(|shot| arrived.contains_key(&shot.tag)).count();
-        outcome.notes.push(format!("without the table, {count} of {} packets arrive: {class}", of_class.len()));
+        outcome
+            .notes
+            .push(format!("without the table, {count} of {} packets arrive: {class}", of_class.len()));
         outcome.control(count > 0, &format!("no packet arrives without the table: {class}"))?;
     }
     Ok(())
@@ -263,7 +265,13 @@ impl Stage {
         let inner_frame = frames::frame(&inner, *mac, tag);
         let (source, router) = (self.outer_source(random), self.nodes[node].of(true));
         let frame = wire::in_vxlan(source, router, settings.vni, &inner_frame, self.pod.to);
-        Shot { tag, class: "VXLAN from a pod", by_pod: true, frame, what: format!("{source} > {router}: {inner:?}") }
+        Shot {
+            tag,
+            class: "VXLAN from a pod",
+            by_pod: true,
+            frame,
+            what: format!("{source} > {router}: {inner:?}"),
+        }
     }
 
     fn in_ipip(&mut self, random: &mut StdRng) -> Shot {
@@ -272,7 +280,13 @@ impl Stage {
         let packet = frames::frame(&inner, self.pod.to, tag);
         let (source, router) = (self.outer_source(random), self.nodes[1].of(true));
         let frame = wire::in_ip(source, router, 4, &packet[14..], self.pod.to);
-        Shot { tag, class: "IPIP from a pod", by_pod: true, frame, what: format!("{source} > {router}: {inner:?}") }
+        Shot {
+            tag,
+            class: "IPIP from a pod",
+            by_pod: true,
+            frame,
+            what: format!("{source} > {router}: {inner:?}"),
+        }
     }
 
     /// An IPv4 packet in an IPv6 packet (RFC 2473).
@@ -282,7 +296,13 @@ impl Stage {
         let packet = frames::frame(&inner, self.pod.to, tag);
         let (source, router) = (self.attacker.of(false), self.nodes[1].of(false));
         let frame = wire::in_ip(source, router, 4, &packet[14..], self.pod.to);
-        Shot { tag, class: "IPv4 in IPv6", by_pod: true, frame, what: format!("{source} > {router}: {inner:?}") }
+        Shot {
+            tag,
+            class: "IPv4 in IPv6",
+            by_pod: true,
+            frame,
+            what: format!("{source} > {router}: {inner:?}"),
+        }
     }
 
     /// A source of a tunnel's packet: the attacker's own, which only a guard against tunnels holds back, or a node's.
@@ -299,10 +319,20 @@ impl Stage {
             // Of the attacker's block, of a Service, of nobody, and addresses with a meaning of their own.
             (5, true) => near(self.attacker.0, random).into(),
             (6, true) => Ipv4Addr::new(10, 96, 0, random.random()).into(),
-            (7, true) => (*pick(random, &[[127, 0, 0, 1], [0; 4], [255; 4], [224, 0, 0, 1], [169, 254, 1, 1]])).into(),
+            (7, true) => {
+                (*pick(random, &[[127, 0, 0, 1], [0; 4], [255; 4], [224, 0, 0, 1], [169, 254, 1, 1]])).into()
+            }
             (_, true) => random.random::<[u8; 4]>().into(),
             (5, false) => Ipv6Addr::from_bits(self.attacker.1.to_bits() ^ random.random_range(1..64)).into(),
-            (6, false) => (*pick(random, &[Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED, "fe80::1234".parse().unwrap_or(Ipv6Addr::LOCALHOST)])).into(),
+            (6, false) => (*pick(
+                random,
+                &[
+                    Ipv6Addr::LOCALHOST,
+                    Ipv6Addr::UNSPECIFIED,
+                    "fe80::1234".parse().unwrap_or(Ipv6Addr::LOCALHOST),
+                ],
+            ))
+            .into(),
             (_, false) => Ipv6Addr::from_bits((0x2 << 124) | (random.random::<u128>() >> 4)).into(),
         }
     }

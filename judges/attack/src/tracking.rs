@@ -34,7 +34,9 @@ fn run(bounds: &mut Bounds) -> Result<Outcome> {
     let lab = Lab::with_pods(&bounds.program, &[])?;
     let (node, pod) = (lab.netns_of_node(NODES[0])?, lab.netns_of_pod("attacker")?);
     let wire = Wire::of_pod(&pod, &node)?;
-    let [IpAddr::V4(own)] = lab.addresses("attacker")?[..] else { anyhow::bail!("the pod has other addresses") };
+    let [IpAddr::V4(own)] = lab.addresses("attacker")?[..] else {
+        anyhow::bail!("the pod has other addresses")
+    };
     let mut outcome = Outcome::default();
     outcome.control(condition(&lab)?.is_none(), "the node reports it without an attack")?;
     while bounds.another_round() {
@@ -65,7 +67,9 @@ fn run(bounds: &mut Bounds) -> Result<Outcome> {
         if !named || !text.contains(&format!("{NAMESPACE}/attacker")) {
             outcome.blame(format!("the node does not name the pod: {text:?}"));
         }
-        outcome.notes.push(format!("{flows} flows of {limit} after {:.1} s: {text}", begun.elapsed().as_secs_f64()));
+        outcome
+            .notes
+            .push(format!("{flows} flows of {limit} after {:.1} s: {text}", begun.elapsed().as_secs_f64()));
     }
     lab.down()?;
     Ok(outcome)

@@ -145,3 +145,29 @@ impl Ear {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header whose checksum and length fit, with the inner packet behind it.
+    #[test]
+    fn an_outer_packet_has_a_valid_header_and_keeps_the_inner_one() {
+        let [a, b] = [IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2])];
+        let inner = frames::frame(&datagram(a, b), [2; 6], 7);
+        let frame = in_ip(b, a, 4, &inner[14..], [3; 6]);
+        assert_eq!(frames::checksum(&frame[14..34]), 0);
+        assert_eq!(usize::from(u16::from_be_bytes([frame[16], frame[17]])), frame.len() - 14);
+        assert_eq!((frame[23], &frame[34..]), (4, &inner[14..]));
+
+        let [c, d] = [IpAddr::from(Ipv6Addr::LOCALHOST), IpAddr::from(Ipv6Addr::from_bits(2))];
+        let frame = in_ip(c, d, 4, &inner[14..], [3; 6]);
+        assert_eq!(usize::from(u16::from_be_bytes([frame[18], frame[19]])), frame.len() - 54);
+        assert_eq!((frame[20], &frame[54..]), (4, &inner[14..]));
+
+        let frame = in_vxlan(a, b, 4096, &inner, [3; 6]);
+        assert_eq!(usize::from(u16::from_be_bytes([frame[38], frame[39]])), frame.len() - 34);
+        assert_eq!(frame[42..50], [8, 0, 0, 0, 0, 0x10, 0, 0]);
+        assert_eq!((&frame[50..], frames::tag(&frame)), (&inner[..], 7));
+    }
+}
