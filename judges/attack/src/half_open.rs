@@ -34,8 +34,8 @@ const BOUND: Duration = Duration::from_secs(5);
 const LINES: u64 = 600;
 /// What the service may need, in MiB.
 const MEMORY: u64 = 256;
-/// The service keeps 256 connections of strangers at once. Those that it has just ended and those that wait to be accepted come on top.
-const DESCRIPTORS: usize = 1_000;
+/// The service keeps a fourth of its 1,024 for strangers. Connections that it has just ended come on top.
+const DESCRIPTORS: usize = 600;
 /// A TLS record with the beginning of a ClientHello (RFC 8446, 4.1.2).
 const HELLO: [u8; 11] = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
 
@@ -126,9 +126,9 @@ struct Calls {
     failed: Vec<String>,
 }
 
-/// Reads and writes by one connection and by new ones until the attack is over; returns the slowest call.
+/// Reads and writes by one connection, by new ones and by the socket of operators until the attack is over; returns the slowest call.
 async fn use_store(service: &Service, is_over: impl Fn() -> bool) -> Result<(Duration, Calls)> {
-    let lasting = service.client("operator-ann")?;
+    let (lasting, local) = (service.client("operator-ann")?, service.operator());
     let (mut calls, mut slowest) = (Calls::default(), Duration::ZERO);
     let key = |number: u64| Key::global(Kind::GlobalNetworkSet, format!("set-{number}"));
     let mut number = 0;
@@ -136,7 +136,7 @@ async fn use_store(service: &Service, is_over: impl Fn() -> bool) -> Result<(Dur
     while rounds_after < 5 {
         rounds_after += u32::from(is_over());
         let fresh = service.client("operator-ann")?;
-        for client in [&lasting, &fresh] {
+        for client in [&lasting, &fresh, &local] {
             number += 1;
             let begun = Instant::now();
             let work = async {

@@ -16,6 +16,8 @@ use crate::process::{self, Process, wait_until};
 
 /// Where it listens, in its namespace.
 pub(crate) const ADDRESS: &str = "127.0.0.1:6666";
+/// What a service of systemd gets if nobody says otherwise. Whoever runs the attacks may have more.
+const DESCRIPTORS: &str = "--nofile=1024:1024";
 /// How long it may take to start.
 const START: Duration = Duration::from_secs(30);
 
@@ -43,7 +45,9 @@ impl Service {
             "store serve --data s.redb --socket s.sock --quota {quota} --listen {ADDRESS} --tls-authority \
              tortie-certs/authority.crt --tls-certificate tortie-certs/store.crt --tls-key tortie-certs/store.key"
         );
-        let mut command = self::tortie(program, folder.path(), &line);
+        let mut command = Command::new("prlimit");
+        command.args([DESCRIPTORS, &program.display().to_string()]).args(line.split(' '));
+        command.current_dir(folder.path()).env_remove("TORTIE_STORE");
         let process = Process::start(netns.enter_on_spawn(&mut command)?, &folder.path().join("log"))?;
         let mut service = Self { process, folder, netns, program: program.to_owned() };
         let serves = wait_until(START, || {
