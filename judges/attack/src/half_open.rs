@@ -5,14 +5,15 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use rand::Rng as _;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tortie_api::{Key, Kind};
-use tortie_store::Store as _;
+use tortie_store::rpc::Remote;
+use tortie_store::{Store as _, StoreError};
 
 use crate::attack::{Attack, Bounds, Outcome};
 use crate::service::{ADDRESS, Service};
@@ -88,8 +89,10 @@ fn round(bounds: &mut Bounds, outcome: &mut Outcome) -> Result<()> {
         }
     }
     outcome.notes.push(format!(
-        "{} calls, the slowest {} ms; {most} descriptors, {memory} MiB, {lines} lines of log; {ended} connections ended by the service",
+        "{} calls, {} attempts repeated, the slowest call {} ms; {most} descriptors, {memory} MiB, {lines} lines of log; {ended} connections \
+         ended by the service",
         calls.done,
+        calls.repeated,
         slowest.as_millis()
     ));
     service.end()
@@ -119,10 +122,12 @@ fn is_ended(mut stream: TcpStream) -> bool {
     stream.set_nonblocking(true).is_ok() && !stream.read(&mut buffer).is_err_and(|error| open(error.kind()))
 }
 
-/// The calls of a client.
+/// The calls of clients.
 #[derive(Debug, Default)]
 struct Calls {
     done: u64,
+    /// How often a client had to try again, because its connection counted as a stranger's at that moment.
+    repeated: u64,
     failed: Vec<String>,
 }
 
@@ -130,22 +135,14 @@ struct Calls {
 async fn use_store(service: &Service, is_over: impl Fn() -> bool) -> Result<(Duration, Calls)> {
     let (lasting, local) = (service.client("operator-ann")?, service.operator());
     let (mut calls, mut slowest) = (Calls::default(), Duration::ZERO);
-    let key = |number: u64| Key::global(Kind::GlobalNetworkSet, format!("set-{number}"));
-    let mut number = 0;
-    let mut rounds_after = 0;
+    let (mut number, mut rounds_after) = (0, 0);
     while rounds_after < 5 {
         rounds_after += u32::from(is_over());
         let fresh = service.client("operator-ann")?;
         for client in [&lasting, &fresh, &local] {
             number += 1;
             let begun = Instant::now();
-            let work = async {
-                let value = json!({"metadata": {"name": format!("set-{number}")}, "spec": {}});
-                client.create(&key(number), value).await?;
-                ensure!(client.get(&key(number)).await?.is_some(), "the object is not there");
-                Ok(())
-            };
-            match tokio::time::timeout(BOUND, work).await {
+            match tokio::time::timeout(BOUND, write_and_read(client, number, &mut calls.repeated)).await {
                 Ok(Ok(())) => calls.done += 1,
                 Ok(Err(error)) => calls.failed.push(format!("call {number} fails: {error:#}")),
                 Err(_) => calls.failed.push(format!("call {number} takes longer than {} s", BOUND.as_secs())),
@@ -155,4 +152,23 @@ async fn use_store(service: &Service, is_over: impl Fn() -> bool) -> Result<(Dur
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     Ok((slowest, calls))
+}
+
+/// Creates an object and reads it. A client whose connection ends tries again, as agents and commands do.
+async fn write_and_read(client: &Remote, number: u64, repeated: &mut u64) -> Result<()> {
+    let key = Key::global(Kind::GlobalNetworkSet, format!("set-{number}"));
+    let value = json!({"metadata": {"name": key.name}, "spec": {}});
+    loop {
+        let result = match client.create(&key, value.clone()).await {
+            Ok(_) | Err(StoreError::AlreadyExists(_)) => client.get(&key).await,
+            Err(error) => Err(error),
+        };
+        match result {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) => bail!("the object is not there"),
+            Err(StoreError::Unavailable(_)) => *repeated += 1,
+            Err(error) => return Err(error.into()),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
