@@ -1,6 +1,5 @@
 //! Floods of labels, objects and policies by a user of one namespace.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -182,12 +181,10 @@ fn reaches(lab: &Lab, runtime: &tokio::runtime::Runtime, outcome: &mut Outcome) 
     let count =
         runtime.block_on(async { anyhow::Ok(lab.store().list(Kind::NetworkPolicy).await?.items.len()) })?;
     outcome.control(count > POLICIES, &format!("there are {count} policies"))?;
-    let mut last = String::new();
-    write!(
-        last,
-        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: last, namespace: {NAMESPACE}}}\n"
-    )?;
-    write!(last, "spec: {{order: -1, selector: all(), types: [Ingress], ingress: [{{action: Allow}}]}}\n")?;
+    let last = format!(
+        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: last, namespace: {NAMESPACE}}}\n\
+         spec: {{order: -1, selector: all(), types: [Ingress], ingress: [{{action: Allow}}]}}\n"
+    );
     lab.apply(&last)?;
     outcome.control(connects(&netns, to)?, "the last policy of the flood opens no pod")
 }

@@ -217,15 +217,15 @@ impl Stage {
         let mut shots = Vec::new();
         for _ in 0..PACKETS {
             for v4 in [true, false] {
-                shots.push(self.from_pod(random, v4));
-                shots.push(self.from_outside(random, v4));
+                shots.push(self.of_pod(random, v4));
+                shots.push(self.of_machine(random, v4));
             }
             shots.extend([self.in_vxlan(random), self.in_ipip(random), self.in_ipv6(random)]);
         }
         shots
     }
 
-    fn from_pod(&mut self, random: &mut StdRng, v4: bool) -> Shot {
+    fn of_pod(&mut self, random: &mut StdRng, v4: bool) -> Shot {
         let (own, tag) = (self.attacker.of(v4), self.tag());
         let to = *pick(random, &[self.neighbour, self.remote, self.nodes[0], self.nodes[1]]);
         let source = loop {
@@ -245,7 +245,7 @@ impl Stage {
         Shot { tag, class, by_pod: true, frame, what: format!("{flow:?}") }
     }
 
-    fn from_outside(&mut self, random: &mut StdRng, v4: bool) -> Shot {
+    fn of_machine(&mut self, random: &mut StdRng, v4: bool) -> Shot {
         let tag = self.tag();
         let (source, to) = *pick(random, &[(self.attacker, self.neighbour), (self.neighbour, self.attacker)]);
         let to = *pick(random, &[to, self.nodes[0]]);
