@@ -7,13 +7,14 @@ use setup::{packages, step, workspace};
 use crate::gate::OF_CALICO;
 use crate::judge;
 
-/// Runs the random tests with many more cases, or one of the steps: `chaos` or `fuzz`, with its options.
+/// Runs the random tests with many more cases, or one of the steps: `attack`, `chaos` or `fuzz`, with its options.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         [] => everything(),
+        ["attack", options @ ..] => judge("judge-attack", options),
         ["chaos", options @ ..] => judge("judge-chaos", options),
         ["fuzz", options @ ..] => judge("judge-fuzz", options),
-        other => bail!("soak {}: the steps that run alone are chaos and fuzz", other.join(" ")),
+        other => bail!("soak {}: the steps that run alone are attack, chaos and fuzz", other.join(" ")),
     }
 }
 
@@ -31,18 +32,14 @@ fn everything() -> Result<()> {
         let judged = || judge("judge-vectors", &[&verdicts.display().to_string(), "--on", "emulator"]);
         step("Calico's verdicts, by Windows nodes", judged)?;
     }
-    step("ten million calls of the CNI plugin", || {
-        let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "any_call"];
-        setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", "10000000"))
-    })?;
-    step("ten million damaged calls of the CNI plugin, and messages of its socket", || {
-        let arguments = ["test", "--release", "--package", "tortie-cni", "--lib", "no_damage"];
-        setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", "10000000"))
-    })?;
-    step("ten million damaged configurations, as agents read them", || {
-        let arguments = ["test", "--release", "--package", "tortie-agent", "--lib", "no_damage"];
-        setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", "10000000"))
-    })?;
+    for (name, package, test) in [
+        ("ten million calls of the CNI plugin", "tortie-cni", "any_call"),
+        ("ten million damaged calls of it, and messages of its socket", "tortie-cni", "no_damage"),
+        ("ten million damaged configurations, as agents read them", "tortie-agent", "no_damage"),
+    ] {
+        let arguments = ["test", "--release", "--package", package, "--lib", test];
+        step(name, || setup::run(cargo_program().args(arguments).env("PROPTEST_CASES", "10000000")))?;
+    }
     step("a million operations of address allocators", || random("tortie-ipam", "model", 1_000))?;
     step("10,000 of them on etcd and on Kubernetes, with faults", || {
         packages::servers()?;
@@ -51,6 +48,7 @@ fn everything() -> Result<()> {
     step("ten million damaged BGP messages", || one_random("tortie-bgp", "no_bytes_panic", 10_000_000))?;
     step("5,000 networks of BGP speakers", || one_random("tortie-bgp", "random_networks", 5_000))?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
+    step("attacks", || judge("judge-attack", &[]))?;
     step("60 s of fuzzing for each parser", || judge("judge-fuzz", &[]))?;
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
     step("a thousand kills under traffic", || {

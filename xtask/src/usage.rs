@@ -4,7 +4,8 @@
 pub(crate) const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, Go programs); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask soak            what takes too long for every change: the random tests of policy, dataplanes, addresses, BGP and CNI with up to
-                            ten million cases, fuzzing, a thousand kills under traffic, and an hour of chaos; needs root
+                            ten million cases, fuzzing, attacks, a thousand kills under traffic, and an hour of chaos; needs root
+cargo xtask soak attack [NAME…] [--minutes N] [--seed N]  attacks as programs, one round or N minutes of each; needs root
 cargo xtask soak chaos [--minutes N] [--seed N] [--nodes N] [--datastore embedded|etcd|kubernetes]
                             random faults in a lab under traffic; without options 60 minutes with 10 nodes (a try: 3 with 4)
 cargo xtask soak fuzz [TARGET…] [--seconds N]  libFuzzer on the parsers, a minute each without N; needs a compiler of C++

@@ -46,7 +46,8 @@ const ROOMS: [&str; 25] = [
     "program",
 ];
 /// The crates around the program, for development. None of them is part of it.
-const TOOLS: [&str; 10] = [
+const TOOLS: [&str; 11] = [
+    "judges/attack",
     "judges/bench",
     "judges/chaos",
     "judges/e2e",

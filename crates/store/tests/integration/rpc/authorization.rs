@@ -16,51 +16,7 @@ use crate::common::{Authority, Served, tls_client_without_certificate};
 /// What is allowed: g(et), l(ist), w(atch), b(arrier), c(reate), u(pdate), d(elete). Columns: node `one` on objects of
 /// its own, on objects of others, the controllers. An operator may do everything. Written by hand, not derived from the
 /// program.
-const EXPECTED: &str = "
-    namespaces                                     glwb---  glwb---  glwbcud
-    nodes                                          glwb-u-  glwb---  glwbcud
-    serviceaccounts                                glwb---  glwb---  glwbcud
-    pods                                           glwb---  glwb---  glwbcud
-    services                                       glwb---  glwb---  glwbcud
-    endpointslices                                 glwb---  glwb---  glwbcud
-    tiers                                          glwb---  glwb---  glwb---
-    profiles                                       glwb---  glwb---  glwbcud
-    networksets                                    glwb---  glwb---  glwb---
-    globalnetworksets                              glwb---  glwb---  glwb---
-    kubernetesnetworkpolicies                      glwb---  glwb---  glwbcud
-    clusternetworkpolicies                         glwb---  glwb---  glwbcud
-    adminnetworkpolicies                           glwb---  glwb---  glwbcud
-    baselineadminnetworkpolicies                   glwb---  glwb---  glwbcud
-    networkpolicies                                glwb---  glwb---  glwb---
-    globalnetworkpolicies                          glwb---  glwb---  glwb---
-    stagednetworkpolicies                          -------  -------  glwb---
-    stagedglobalnetworkpolicies                    -------  -------  glwb---
-    stagedkubernetesnetworkpolicies                -------  -------  glwb---
-    hostendpoints                                  glwb---  glwb---  glwbcud
-    felixconfigurations                            glwb---  glwb---  glwb---
-    kubecontrollersconfigurations                  -------  -------  glwb---
-    bgppeers                                       glwb---  glwb---  glwb---
-    bgpconfigurations                              glwb---  glwb---  glwb---
-    bgpfilters                                     glwb---  glwb---  glwb---
-    clusterinformations                            glwb---  glwb---  glwb---
-    caliconodestatuses                             -------  -------  glwb---
-    ippools                                        glwb---  glwb---  glwb---
-    ipreservations                                 glwb---  glwb---  glwb---
-    workloadendpoints                              glwbcud  glwb---  glwbcud
-    ipamblocks                                     glwbcud  glwb-ud  glwbcud
-    blockaffinities                                glwbcud  glwb---  glwbcud
-    ipamhandles                                    glwbcud  glwbcud  glwbcud
-    ipamconfigs                                    glwb---  glwb---  glwb---
-    nodereports                                    glwbcu-  ---b---  glwb--d
-    leases                                         -------  -------  glwbcud
-    deployments                                    -------  -------  -------
-    replicasets                                    -------  -------  -------
-    statefulsets                                   -------  -------  -------
-    daemonsets                                     -------  -------  -------
-    replicationcontrollers                         -------  -------  -------
-    jobs                                           -------  -------  -------
-    cronjobs                                       -------  -------  -------
-";
+const EXPECTED: &str = include_str!("roles.txt");
 const VERBS: &str = "glwbcud";
 
 /// An object of the node, where objects of the kind belong to nodes.
