@@ -10,7 +10,7 @@ use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
 
 use super::fold::fold;
 use super::matches::conjunctions;
-use super::packet_test::{Conjunction, exprs};
+use super::packet_test::{Conjunction, Test, exprs};
 use super::sets::digest;
 use super::slots::Stage;
 
@@ -34,6 +34,8 @@ pub(super) struct Lines {
     pub lines: Vec<Line>,
     /// The sets that the rules name.
     pub sets: BTreeSet<SetId>,
+    /// The number of networks in the lines.
+    pub networks: usize,
     /// Why the rules cannot be expressed; the policy then denies everything.
     pub problem: Option<Problem>,
 }
@@ -71,7 +73,11 @@ impl Lines {
         let rules = rules.direction(direction);
         let sets = rules.iter().flat_map(PolicyRule::set_ids).cloned().collect();
         match lines(id, rules, direction, exists).and_then(|lines| fitting(id, lines, room)) {
-            Ok(lines) => Self { lines, sets, problem: None },
+            Ok(lines) => {
+                let tests = lines.iter().flat_map(|line| &line.tests);
+                let networks = tests.map(Test::networks).sum();
+                Self { lines, sets, networks, problem: None }
+            }
             Err(problem) => Self { sets, ..Self::deny(problem) },
         }
     }
@@ -79,7 +85,7 @@ impl Lines {
     /// A policy that denies everything, because of a problem.
     pub(super) fn deny(problem: Problem) -> Self {
         let line = Line::all(Action::Deny, "closed: the policy cannot be enforced");
-        Self { lines: vec![line], sets: BTreeSet::new(), problem: Some(problem) }
+        Self { lines: vec![line], sets: BTreeSet::new(), networks: 0, problem: Some(problem) }
     }
 
     /// Whether one of the lines is a Pass.
@@ -127,7 +133,7 @@ pub(super) fn problem(id: &PolicyId, message: impl Into<String>) -> Problem {
 
 /// A reset for TCP, and the message "prohibited" for what is left.
 fn rejections() -> [Vec<Expr>; 2] {
-    let tcp = super::packet_test::Test::Protocol { numbers: vec![6], invert: false };
+    let tcp = Test::Protocol { numbers: vec![6], invert: false };
     [[tcp.exprs(), vec![Expr::Reject(Reject::TcpReset)]].concat(), vec![Expr::Reject(Reject::Prohibited)]]
 }
 

@@ -457,6 +457,9 @@ impl DesiredTable {
         change: &mut Change,
         around: &RenderContext<'_>,
     ) {
+        // The number of jumps to each chain of a policy before the change. Programs that replace each other jump to the
+        // same chains, which are not written again.
+        let mut jumps_before = BTreeMap::new();
         for name in &affected.programs {
             let Some(program) = self.programs.get(name) else { continue };
             let is_used = program.users.values().any(|users| *users > 0);
@@ -482,8 +485,8 @@ impl DesiredTable {
                 for id in jumps {
                     if let Some(policy) = self.policies.get_mut(id) {
                         let count = policy.jumps.entry(chain).or_default();
+                        jumps_before.entry((id.clone(), chain)).or_insert(*count);
                         *count = count.saturating_add_signed(by);
-                        affected.policies.insert(id.clone());
                     }
                 }
             }
@@ -492,10 +495,18 @@ impl DesiredTable {
                 for id in program.spec.policies() {
                     if let Some(policy) = self.policies.get_mut(id) {
                         policy.programs.remove(name);
-                        affected.policies.insert(id.clone());
+                        if policy.programs.is_empty() {
+                            affected.policies.insert(id.clone());
+                        }
                     }
                 }
                 self.programs.remove(name);
+            }
+        }
+        for ((id, chain), before) in jumps_before {
+            let now = self.policies.get(&id).and_then(|policy| policy.jumps.get(&chain)).copied();
+            if (before > 0) != (now.unwrap_or_default() > 0) {
+                affected.policies.insert(id);
             }
         }
     }

@@ -111,9 +111,11 @@ pub(super) fn update_sets(
     reshaped
 }
 
-/// The maximum number of changed networks of a set that are applied one by one. Each costs some microseconds; for
-/// more, recomputing all ranges is faster.
-const MAX_NETWORKS: usize = 1_000;
+/// The number of changed networks of a set that are always applied one by one. Each costs some microseconds.
+const FEW_NETWORKS: usize = 1_000;
+/// If more change, they are applied one by one where they are at most this part of the set. Otherwise recomputing all
+/// ranges is faster. A small change of a large set must not cost as much as the set.
+const SHARE_OF_SET: usize = 32;
 
 /// Changes of elements of one nftables set.
 struct PartChanges {
@@ -136,7 +138,8 @@ fn single_elements(
         by_part.entry(Part::of(member)).or_default().push(member);
     }
     let parts = by_part.into_iter().map(|(part, affected)| {
-        if matches!(part, Part::Nets(_)) && affected.len() > MAX_NETWORKS {
+        let few = FEW_NETWORKS.max(desired.len() / SHARE_OF_SET);
+        if matches!(part, Part::Nets(_)) && affected.len() > few {
             return None;
         }
         let name = part.name(id);
