@@ -24,9 +24,8 @@ pub(crate) struct Load {
 impl Load {
     pub(crate) fn of(rules: &PolicyRules) -> Self {
         let all = || rules.ingress.iter().chain(&rules.egress);
-        let listed = |one: &EntityMatch| {
-            one.nets.len() + one.not_nets.len() + one.ports.len() + one.not_ports.len()
-        };
+        let listed =
+            |one: &EntityMatch| one.nets.len() + one.not_nets.len() + one.ports.len() + one.not_ports.len();
         let values = |rule: &Rule| listed(&rule.source) + listed(&rule.destination);
         Self { rules: all().count(), values: all().map(values).sum() }
     }
@@ -165,7 +164,11 @@ mod tests {
             if is_closed {
                 assert_eq!((policies, end), (vec!["before"], EndOfTier::Deny), "{name}");
             } else {
-                assert_eq!((policies.len() > 2, policies.last(), end), (true, Some(&"behind"), EndOfTier::Deny), "{name}");
+                assert_eq!(
+                    (policies.len() > 2, policies.last(), end),
+                    (true, Some(&"behind"), EndOfTier::Deny),
+                    "{name}"
+                );
             }
             let all = (vec!["before", "behind"], EndOfTier::Deny);
             assert_eq!(names(&own.egress), all, "{name}: the policies say nothing about this direction");

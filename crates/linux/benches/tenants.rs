@@ -89,7 +89,12 @@ mod linux {
         let mut agent = Agent { calc, dataplane, worst: <_>::default(), sum: <_>::default(), turns: 0 };
         let namespaces = ["large", "other"].map(namespace);
         let selecting = policy("large", "all", json!([{"from": [{"namespaceSelector": {}}]}]));
-        agent.turn(namespaces.into_iter().chain([pod("large", 0), pod("other", 1), selecting, rule_of_sets()]));
+        agent.turn(namespaces.into_iter().chain([
+            pod("large", 0),
+            pod("other", 1),
+            selecting,
+            rule_of_sets(),
+        ]));
         assert_eq!(agent.calc.state().endpoints.len(), 2, "the pods are known");
         (agent.worst, agent.sum, agent.turns) = Default::default();
 
@@ -101,7 +106,11 @@ mod linux {
         let (mut asked, mut delays) = (0_usize, Vec::new());
         while given < count || !others.is_empty() {
             let now = begun.elapsed().as_secs_f64();
-            let arrived = if count < 1_000 { (now * PER_SECOND / 100.0) as usize + 1 } else { (now * PER_SECOND) as usize };
+            let arrived = if count < 1_000 {
+                (now * PER_SECOND / 100.0) as usize + 1
+            } else {
+                (now * PER_SECOND) as usize
+            };
             let arrived = arrived.min(count);
             while (asked as f64) < now && given < count {
                 others.push_back(begun + Duration::from_secs(asked as u64));
@@ -149,9 +158,10 @@ mod linux {
             delays.len()
         );
         println!("  afterwards, a change of another tenant: {:.2?}; of the same: {:.2?}", single, own);
-        println!("  peak of memory: {} MB; conditions: {}", peak() / 1_000_000, conditions.conditions().count());
-        for condition in conditions.conditions().take(2) {
-            println!("    {condition}");
+        println!("  peak of memory: {} MB", peak() / 1_000_000);
+        conditions.conditions().for_each(|condition| println!("  {condition}"));
+        for finding in agent.calc.findings() {
+            println!("  {} {}: {}", finding.key, finding.reason, finding.problem);
         }
     }
 

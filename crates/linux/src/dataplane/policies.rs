@@ -59,20 +59,35 @@ pub(super) struct Line {
     pub log: Option<Expr>,
 }
 
+/// The limits of a policy.
+pub(super) struct Limits<'a> {
+    /// The number of bytes that fit in one transaction.
+    pub room: usize,
+    /// Whether a set has more members than the kernel gets.
+    pub is_too_large: &'a dyn Fn(&SetId) -> bool,
+}
+
 impl Lines {
-    /// The lines of a policy's rules. `exists` says whether an nftables set exists, and `room` how many bytes fit in
-    /// one transaction.
+    /// The lines of a policy's rules. `exists` says whether an nftables set exists.
     pub(super) fn new(
         id: &PolicyId,
         rules: Option<&PolicyRules>,
         direction: Direction,
         exists: &dyn Fn(&str) -> bool,
-        room: usize,
+        limits: &Limits<'_>,
     ) -> Self {
         let Some(rules) = rules else { return Self::deny(problem(id, "it is not known")) };
         let rules = rules.direction(direction);
         let sets = rules.iter().flat_map(PolicyRule::set_ids).cloned().collect();
-        match lines(id, rules, direction, exists).and_then(|lines| fitting(id, lines, room)) {
+        let names_too_large = |rule: &PolicyRule| rule.set_ids().any(limits.is_too_large);
+        if let Some(index) = rules.iter().position(names_too_large) {
+            let object = Some(ObjectRef::from(id).rule(direction, index));
+            let message =
+                "its selector has more networks or addresses than a set may have: let it select fewer"
+                    .to_owned();
+            return Self { sets, ..Self::deny(Problem { object, message }) };
+        }
+        match lines(id, rules, direction, exists).and_then(|lines| fitting(id, lines, limits.room)) {
             Ok(lines) => {
                 let tests = lines.iter().flat_map(|line| &line.tests);
                 let networks = tests.map(Test::networks).sum();

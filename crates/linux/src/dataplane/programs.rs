@@ -174,9 +174,8 @@ impl Writer<'_, '_> {
         let all: Vec<_> = ids.iter().map(|id| (id, (self.sources.lines)(id))).collect();
         // Where its rules are many, a packet would need many tests.
         let most = self.sources.in_a_row;
-        let stays_apart = |lines: &Lines| {
-            lines.networks > MANY_NETWORKS && lines.lines.len() <= most && !lines.passes()
-        };
+        let stays_apart =
+            |lines: &Lines| lines.networks > MANY_NETWORKS && lines.lines.len() <= most && !lines.passes();
         for run in all.chunk_by(|(_, one), (_, next)| !stays_apart(one) && !stays_apart(next)) {
             match run {
                 [(_, lines)] if stays_apart(lines) => self.in_a_row(run, pass),

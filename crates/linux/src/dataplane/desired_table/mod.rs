@@ -25,7 +25,7 @@ use crate::dataplane::host_skeleton::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
 use crate::dataplane::lookups::Sources;
 use crate::dataplane::packet_kinds::ODD_INTERFACES;
-use crate::dataplane::policies::{Lines, chain_name, problem};
+use crate::dataplane::policies::{Limits, Lines, chain_name, problem};
 use crate::dataplane::programs::{ProgramSpec, RenderedProgram, closed, first_chain, program_name, write};
 use crate::dataplane::recognition::Recognised;
 use crate::dataplane::sets::{Family, digest_number};
@@ -156,7 +156,7 @@ impl DesiredTable {
             update_peers(state, &dirty.peers, &mut change);
             update_nodes(state, dirty, &mut change);
         }
-        let reshaped = update_sets(state, dirty, kernel, &mut change);
+        let reshaped = update_sets(state, dirty, around.config.most_members, kernel, &mut change);
         let mut affected = self.update_pods(state, dirty, around, &mut change);
         self.update_unclaimed(around, &mut affected);
         self.update_hosts(state, dirty, around.own_addresses, &mut affected);
@@ -422,7 +422,13 @@ impl DesiredTable {
                     STAGES_OF_POLICIES.iter().filter_map(|stage| around.refused.get(&name(*stage)));
                 let new = match refused.next() {
                     Some(refusal) => Lines::deny(problem(id, refusal)),
-                    None => Lines::new(id, rules, direction, exists, counting::room(state, around.room)),
+                    None => {
+                        let room = counting::room(state, around.room);
+                        let of_set = |id: &SetId| state.sets.get(id).map_or(0, |(_, members)| members.len());
+                        let limits =
+                            Limits { room, is_too_large: &|id| of_set(id) > around.config.most_members };
+                        Lines::new(id, rules, direction, exists, &limits)
+                    }
                 };
                 self.problems += usize::from(new.problem.is_some());
                 let old = std::mem::replace(&mut policy.lines[index(direction)], new);

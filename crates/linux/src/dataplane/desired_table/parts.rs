@@ -80,16 +80,18 @@ pub(super) fn update_nodes(state: &NodeState, dirty: &Dirty, change: &mut Change
     }
 }
 
-/// Applies the dirty sets, and returns those whose nftables sets are now others than before.
+/// Applies the dirty sets, and returns those whose nftables sets are now others than before. `most` is the maximum number of members.
 pub(super) fn update_sets(
     state: &NodeState,
     dirty: &Dirty,
+    most: usize,
     kernel: &Table,
     change: &mut Change,
 ) -> BTreeSet<SetId> {
     let mut reshaped = BTreeSet::new();
     for (id, affected) in &dirty.sets {
         if let ChangedSet::Members(members) = affected
+            && state.sets.get(id).is_some_and(|(_, members)| members.len() <= most)
             && let Some(parts) = single_elements(state, id, members, kernel)
         {
             for PartChanges { part, name, changes } in parts {
@@ -99,7 +101,7 @@ pub(super) fn update_sets(
             }
             continue;
         }
-        let mut wanted = kernel_sets(state, id);
+        let mut wanted = kernel_sets(state, id, most);
         for name in Part::ALL.map(|part| part.name(id)) {
             let new = wanted.remove(&name);
             if new.is_some() != kernel.sets.contains_key(&name) {
@@ -195,7 +197,7 @@ mod tests {
     fn operations(state: &NodeState, kernel: &Table, affected: ChangedSet) -> (Vec<Op>, bool) {
         let dirty = Dirty { sets: [(id(), affected)].into(), ..Dirty::default() };
         let mut change = Change::default();
-        let reshaped = update_sets(state, &dirty, kernel, &mut change);
+        let reshaped = update_sets(state, &dirty, usize::MAX, kernel, &mut change);
         let Steps { prepare, switch, clear } = change.steps(kernel);
         ([prepare, switch, clear].concat(), !reshaped.is_empty())
     }
@@ -217,7 +219,7 @@ mod tests {
             &(ops.clone(), reshaped)
         );
         ops.iter().for_each(|op| table.apply(op));
-        prop_assert_eq!(&table.sets, &kernel_sets(state, &id()));
+        prop_assert_eq!(&table.sets, &kernel_sets(state, &id(), usize::MAX));
         let transaction = Transaction { table: "t".to_owned(), ops };
         prop_assert!(transaction.ops.is_empty() || nft.commit(&transaction).is_ok(), "{:?}", transaction);
         let listed = nft.list("t").unwrap();
@@ -230,7 +232,7 @@ mod tests {
         let test = |nft: &RefCell<Nft>, before: BTreeSet<Member>, turns: Vec<(BTreeSet<Member>, Index)>| {
             let mut state = NodeState::default();
             state.sets.insert(id(), (SetKind::Nets, before.into()));
-            let mut table = Table { sets: kernel_sets(&state, &id()), ..Table::default() };
+            let mut table = Table { sets: kernel_sets(&state, &id(), usize::MAX), ..Table::default() };
             let nft = &mut *nft.borrow_mut();
             let old = nft.list("t").unwrap();
             nft.commit(&diff("t", &table, old.as_ref())).unwrap();
