@@ -227,6 +227,30 @@ mod tests {
         Ok(())
     }
 
+    /// To write all of a large set again takes seconds, for which other pods wait.
+    #[test]
+    fn a_small_part_of_a_large_set_is_applied_one_by_one() {
+        let member = |n: u32| {
+            let first = IpAddr::from((0x0b00_0000 + n * 4).to_be_bytes());
+            Member::Net(IpNet::new(first, 31).unwrap())
+        };
+        for (size, changed, expected) in [
+            (100, 50, true),
+            (10_000, 1_000, true),
+            (10_000, 1_001, false),
+            (50_000, 1_500, true),
+            (50_000, 1_600, false),
+        ] {
+            let mut state = NodeState::default();
+            let members: BTreeSet<Member> = (0..size).map(member).collect();
+            state.sets.insert(id(), (SetKind::Nets, members.into()));
+            let table = Table { sets: kernel_sets(&state, &id(), usize::MAX), ..Table::default() };
+            let affected: BTreeSet<Member> = (0..changed).map(member).collect();
+            let is_single = single_elements(&state, &id(), &affected, &table).is_some();
+            assert_eq!(is_single, expected, "{changed} of {size}");
+        }
+    }
+
     #[test]
     fn single_networks_give_the_same_elements_as_the_whole_set() {
         let test = |nft: &RefCell<Nft>, before: BTreeSet<Member>, turns: Vec<(BTreeSet<Member>, Index)>| {
