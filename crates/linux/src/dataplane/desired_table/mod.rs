@@ -64,6 +64,9 @@ type HostPortKey = (Family, Key);
 /// The names of the programs of an endpoint, by slot.
 type Programs = BTreeMap<Slot, String>;
 
+/// A chain of a policy.
+type JumpTarget = (PolicyId, (Direction, Stage));
+
 /// The parts of the table that belong to a pod.
 #[derive(Debug)]
 struct Pod {
@@ -465,7 +468,7 @@ impl DesiredTable {
     ) {
         // The number of jumps to each chain of a policy before the change. Programs that replace each other jump to the
         // same chains, which are not written again.
-        let mut jumps_before = BTreeMap::new();
+        let mut jumps_before: BTreeMap<JumpTarget, usize> = BTreeMap::new();
         for name in &affected.programs {
             let Some(program) = self.programs.get(name) else { continue };
             let is_used = program.users.values().any(|users| *users > 0);
@@ -509,7 +512,12 @@ impl DesiredTable {
                 self.programs.remove(name);
             }
         }
-        for ((id, chain), before) in jumps_before {
+        self.add_policies_with_other_jumps(jumps_before, affected);
+    }
+
+    /// Adds the policies whose chains are needed now and were not before, or the opposite.
+    fn add_policies_with_other_jumps(&self, before: BTreeMap<JumpTarget, usize>, affected: &mut Objects) {
+        for ((id, chain), before) in before {
             let now = self.policies.get(&id).and_then(|policy| policy.jumps.get(&chain)).copied();
             if (before > 0) != (now.unwrap_or_default() > 0) {
                 affected.policies.insert(id);
