@@ -1,13 +1,7 @@
 //! The size of what the policies of a namespace ask for at one of its pods. Whoever writes policies must not make each change on a node
 //! take as long as a node needs for any number of rules.
 
-use std::collections::BTreeMap;
-
-use tortie_api::net::Direction;
 use tortie_policy::program::{EntityMatch, PolicyRules, Rule};
-
-use crate::policies::Policy;
-use crate::tiers::Tiers;
 
 /// The maximum number of rules of the namespaced policies that select one pod.
 const MOST_RULES: usize = 10_000;
@@ -30,13 +24,9 @@ impl Load {
         Self { rules: all().count(), values: all().map(values).sum() }
     }
 
-    /// The load of a pod. Policies of the whole cluster do not count: who writes them is trusted with all nodes.
-    pub(crate) fn of_pod<'a>(policies: impl Iterator<Item = &'a Policy>) -> Self {
-        let namespaced = policies.filter(|policy| policy.is_namespaced());
-        namespaced.fold(Self::default(), |sum, policy| Self {
-            rules: sum.rules + policy.load.rules,
-            values: sum.values + policy.load.values,
-        })
+    /// The sum.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self { rules: self.rules + other.rules, values: self.values + other.values }
     }
 
     /// Why the pod is closed, if it is.
@@ -50,25 +40,6 @@ impl Load {
             )
         })
     }
-}
-
-/// Removes the namespaced policies of a pod whose policies ask for too much, except for the first one of each tier and direction. That
-/// one is where the tier then ends.
-pub(crate) fn keep_the_first(selected: &mut Vec<&Policy>, tiers: &Tiers) {
-    let mut first: BTreeMap<(&str, Direction), &Policy> = BTreeMap::new();
-    for policy in selected.iter().copied().filter(|policy| policy.is_namespaced()) {
-        for direction in [Direction::Ingress, Direction::Egress] {
-            if policy.speaks(direction) {
-                let known = first.entry((&*policy.head.tier, direction)).or_insert(policy);
-                if policy.head.compare(&known.head, tiers).is_lt() {
-                    *known = policy;
-                }
-            }
-        }
-    }
-    selected.retain(|policy| {
-        !policy.is_namespaced() || first.values().any(|first| std::ptr::eq(*first, *policy))
-    });
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tortie_policy::{Compiled, Hook, Order, SetSource, SubjectLabels, namespace_p
 use tortie_selector::{Restrictions, Selector};
 
 use crate::Finding;
-use crate::budget::{Load, keep_the_first};
+use crate::budget::Load;
 use crate::index::SelectorIndex;
 use crate::keys::ByKey;
 use crate::slab::{No, Numbers, Slab};
@@ -41,7 +41,7 @@ impl Body {
 /// The position of a policy in programs, and the programs that it belongs to.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Head {
-    pub(crate) tier: Arc<str>,
+    tier: Arc<str>,
     order: Order,
     hook: Hook,
     pub(crate) selector: Selector,
@@ -53,7 +53,7 @@ pub(crate) struct Policy {
     pub(crate) id: PolicyId,
     pub(crate) head: Arc<Head>,
     body: Body,
-    pub(crate) load: Load,
+    load: Load,
     /// The endpoints of this node that it selects.
     endpoints: Numbers,
 }
@@ -99,7 +99,7 @@ impl Head {
     }
 
     /// Whether it comes before another policy.
-    pub(crate) fn compare(&self, other: &Self, tiers: &Tiers) -> Ordering {
+    fn compare(&self, other: &Self, tiers: &Tiers) -> Ordering {
         if self.tier == other.tier {
             return self.order.cmp(&other.order);
         }
@@ -109,12 +109,12 @@ impl Head {
 
 impl Policy {
     /// Whether it is an object of a namespace, so that it selects pods of that one only.
-    pub(crate) fn is_namespaced(&self) -> bool {
+    fn is_namespaced(&self) -> bool {
         !self.id.namespace.is_empty()
     }
 
     /// Whether it applies to packets of this direction.
-    pub(crate) fn speaks(&self, direction: Direction) -> bool {
+    fn speaks(&self, direction: Direction) -> bool {
         match direction {
             Direction::Ingress => self.head.ingress,
             Direction::Egress => self.head.egress,
@@ -268,7 +268,9 @@ impl Policies {
 
     /// Why the namespaced policies of a pod with these policies deny everything, if they ask for too much.
     pub(crate) fn problem_of_pod(&self, policies: &Numbers) -> Option<String> {
-        Load::of_pod(policies.iter().filter_map(|no| self.table.get(no))).problem()
+        // Policies of the whole cluster do not count: who writes them is trusted with all nodes.
+        let namespaced = policies.iter().filter_map(|no| self.table.get(no)).filter(|it| it.is_namespaced());
+        namespaced.fold(Load::default(), |sum, policy| sum.and(policy.load)).problem()
     }
 
     /// The tiers of policies in order. A tier counts only if one of its policies applies (policy decision 8). If the pod's policies ask
@@ -323,6 +325,25 @@ impl Policies {
         };
         lost.chain(notes.map(note))
     }
+}
+
+/// Removes the namespaced policies of a pod whose policies ask for too much, except for the first one of each tier and direction. That
+/// one is where the tier then ends.
+fn keep_the_first(selected: &mut Vec<&Policy>, tiers: &Tiers) {
+    let mut first: BTreeMap<(&str, Direction), &Policy> = BTreeMap::new();
+    for policy in selected.iter().copied().filter(|policy| policy.is_namespaced()) {
+        for direction in [Direction::Ingress, Direction::Egress] {
+            if policy.speaks(direction) {
+                let known = first.entry((&*policy.head.tier, direction)).or_insert(policy);
+                if policy.head.compare(&known.head, tiers).is_lt() {
+                    *known = policy;
+                }
+            }
+        }
+    }
+    selected.retain(|policy| {
+        !policy.is_namespaced() || first.values().any(|first| std::ptr::eq(*first, *policy))
+    });
 }
 
 fn key(id: &PolicyId) -> Key {
