@@ -10,7 +10,9 @@ use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Position, Positions};
 use tortie_calc::{Calc, Finding};
-use tortie_dataplane::{AskedFor, Dataplane, Delta, EndpointId, HostPort, Reason, Report, RouteTarget};
+use tortie_dataplane::{
+    AskedFor, Condition, Dataplane, Delta, EndpointId, HostPort, Reason, Report, RouteTarget,
+};
 use tortie_flannel::LeaseSnapshot;
 use tortie_policy::ALL_NODES;
 use tortie_policy::program::PolicyKind;
@@ -363,7 +365,13 @@ impl Plane {
     fn conditions_of(&self, id: &EndpointId) -> Vec<ReportedCondition> {
         let own = self.report.endpoints.get(id).into_iter().flatten();
         let own = own.map(|condition| condition.reported(Some(id.into())));
-        own.chain(self.report.node_failures().map(|condition| condition.reported(None))).collect()
+        let pod = Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod);
+        let found = self.calc.findings().into_iter().filter(|finding| finding.key == pod);
+        let found =
+            found.map(|finding| Condition::new(finding.reason, finding.problem).reported(Some(id.into())));
+        own.chain(found)
+            .chain(self.report.node_failures().map(|condition| condition.reported(None)))
+            .collect()
     }
 
     /// The time of the next resync after a call of the dataplane.

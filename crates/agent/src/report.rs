@@ -206,7 +206,7 @@ fn conditions(in_force: &InForce) -> Vec<ReportedCondition> {
     let report = &in_force.report;
     let findings = in_force.findings.iter();
     let mut conditions: Vec<_> =
-        findings.map(|finding| of_object(&finding.key, Reason::NotUnderstood, &finding.problem)).collect();
+        findings.map(|finding| of_object(&finding.key, finding.reason, &finding.problem)).collect();
     let unsupported = in_force.unsupported.iter().chain(&in_force.lock);
     conditions.extend(unsupported.map(|it| of_object(&it.object, it.reason, &it.message)));
     conditions.extend(in_force.unavailable.iter().filter_map(|(kind, error)| unavailable(*kind, error)));

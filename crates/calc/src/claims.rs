@@ -18,6 +18,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use tortie_api::calico::WorkloadEndpointSpec;
 use tortie_api::{Key, Kind};
+use tortie_dataplane::Reason;
 use tortie_policy::OwnLabels;
 
 use crate::{Calc, Finding};
@@ -186,7 +187,7 @@ impl Claims {
                 claim.spec.pod,
                 all.collect::<Vec<_>>().join(", and ")
             );
-            Finding { key: key.clone(), problem }
+            Finding { key: key.clone(), reason: Reason::NotUnderstood, problem }
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tortie_dataplane::{Delta, NodeState};
+use tortie_dataplane::{Delta, EndpointId, NodeState};
 use tortie_policy::SetSource;
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
@@ -76,6 +76,15 @@ impl Calc {
         touched.extend(self.gone_endpoints.drain(..).map(|id| (id, None)));
         touched.sort_unstable();
         touched.dedup_by(|(a, _), (b, _)| a == b);
+        for (id, no) in &touched {
+            let LocalId::Pod(id) = id else { continue };
+            let no = no.or_else(|| self.subjects.local_endpoint(&LocalId::Pod(id.clone())));
+            let local = no.and_then(|no| self.subjects.get(no)?.local.as_ref());
+            match local.and_then(|local| self.policies.problem_of_pod(&local.policies)) {
+                Some(problem) => drop(self.closed.insert(EndpointId::clone(id), problem)),
+                None => drop(self.closed.remove(&**id)),
+            }
+        }
         let mut programs = Programs::new(&self.subjects, &self.policies);
         let now = touched.iter().map(|(id, no)| Given::new(id, *no, &mut programs));
         now.filter(|given| given.is_change(&self.state)).collect()

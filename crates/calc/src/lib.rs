@@ -4,6 +4,7 @@
 //! the last flush. The result depends on the objects, never on the order or the batching of updates. No clock, no
 //! I/O, no threads.
 
+mod budget;
 mod claims;
 mod endpoints;
 mod flush;
@@ -29,7 +30,7 @@ use serde_json::Value;
 use std::collections::HashSet;
 use tortie_api::kubernetes::{EndpointSlice, FlannelLease, Node};
 use tortie_api::{Key, Kind, Resource};
-use tortie_dataplane::NodeState;
+use tortie_dataplane::{EndpointId, NodeState, Reason};
 use tortie_policy::program::PolicyId;
 
 use claims::Claims;
@@ -90,6 +91,8 @@ pub struct Calc {
     services: Option<Services>,
     /// The problems of objects that are not policies.
     problems: BTreeMap<Key, String>,
+    /// The pods whose policies ask for too much, as of the last flush.
+    closed: BTreeMap<EndpointId, String>,
     /// The published state.
     state: NodeState,
     in_use: InUse,
@@ -106,6 +109,8 @@ pub struct Calc {
 pub struct Finding {
     /// The object.
     pub key: Key,
+    /// The reason of the condition about it.
+    pub reason: Reason,
     /// The problem.
     pub problem: String,
 }
@@ -125,6 +130,7 @@ impl Calc {
             flannel_leases: None,
             services: None,
             problems: BTreeMap::new(),
+            closed: BTreeMap::new(),
             state: NodeState::default(),
             in_use: InUse::default(),
             dirty_endpoints: HashSet::new(),
@@ -241,13 +247,19 @@ impl Calc {
     /// addresses that no rule can mean.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
+        let not_understood = |key, problem| Finding { key, reason: Reason::NotUnderstood, problem };
         let problems = self.problems.iter();
-        let objects = problems.map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() });
+        let objects = problems.map(|(key, problem)| not_understood(key.clone(), problem.clone()));
         let nodes = self.network.nodes().iter().filter_map(|(name, node)| {
             let problem = self.sets.problem_of_node(node)?;
-            Some(Finding { key: Key::global(Kind::Node, name), problem })
+            Some(not_understood(Key::global(Kind::Node, name), problem))
         });
-        let mut all: Vec<Finding> = objects.chain(nodes).chain(self.policies.findings()).collect();
+        let closed = self.closed.iter().map(|(id, problem)| {
+            let key = Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod);
+            Finding { key, reason: Reason::TooManyRules, problem: problem.clone() }
+        });
+        let mut all: Vec<Finding> =
+            objects.chain(nodes).chain(closed).chain(self.policies.findings()).collect();
         all.extend(self.claims.findings(&self.node));
         all.sort();
         all

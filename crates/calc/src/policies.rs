@@ -1,15 +1,18 @@
 //! The policies and profiles, and the tiers of the policies that select an endpoint.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tortie_api::Key;
 use tortie_api::net::Direction;
-use tortie_policy::program::{PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
+use tortie_dataplane::Reason;
+use tortie_policy::program::{EndOfTier, PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
 use tortie_policy::{Compiled, Hook, Order, SetSource, SubjectLabels, namespace_profile};
 use tortie_selector::{Restrictions, Selector};
 
 use crate::Finding;
+use crate::budget::Load;
 use crate::index::SelectorIndex;
 use crate::keys::ByKey;
 use crate::slab::{No, Numbers, Slab};
@@ -50,6 +53,7 @@ pub(crate) struct Policy {
     pub(crate) id: PolicyId,
     pub(crate) head: Arc<Head>,
     body: Body,
+    load: Load,
     /// The endpoints of this node that it selects.
     endpoints: Numbers,
 }
@@ -93,6 +97,29 @@ impl Head {
     pub(crate) fn is_about(&self, labels: &SubjectLabels) -> bool {
         (self.hook.is_for_pods() || !labels.is_pod) && self.selector.matches(labels)
     }
+
+    /// Whether it comes before another policy.
+    fn compare(&self, other: &Self, tiers: &Tiers) -> Ordering {
+        if self.tier == other.tier {
+            return self.order.cmp(&other.order);
+        }
+        tiers.position(&self.tier).cmp(&tiers.position(&other.tier))
+    }
+}
+
+impl Policy {
+    /// Whether it is an object of a namespace, so that it selects pods of that one only.
+    fn is_namespaced(&self) -> bool {
+        !self.id.namespace.is_empty()
+    }
+
+    /// Whether it applies to packets of this direction.
+    fn speaks(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Ingress => self.head.ingress,
+            Direction::Egress => self.head.egress,
+        }
+    }
 }
 
 impl Policies {
@@ -115,7 +142,8 @@ impl Policies {
         let shared = self.by_tier.get_key_value(tier.as_str()).map(|(tier, _)| tier.clone());
         let tier = shared.unwrap_or_else(|| tier.into());
         let head = Arc::new(Head { tier, order, hook, selector, ingress, egress });
-        Some(Policy { id, head, body: Body::new(rules, sets), endpoints: Numbers::default() })
+        let load = Load::of(&rules);
+        Some(Policy { id, head, body: Body::new(rules, sets), load, endpoints: Numbers::default() })
     }
 
     /// Whether a policy of the same id has the same position and selector.
@@ -123,13 +151,15 @@ impl Policies {
         self.known(&new.id).is_some_and(|old| old.head == new.head)
     }
 
-    /// Replaces a policy's body; returns whether it has changed.
-    pub(crate) fn replace_body(&mut self, new: Policy) -> bool {
+    /// Replaces a policy's body; returns whether it has changed, and the endpoints whose load changes with it.
+    pub(crate) fn replace_body(&mut self, new: Policy) -> (bool, Vec<No>) {
         let no = self.number(&new.id);
-        let Some(old) = no.and_then(|no| self.table.get_mut(no)) else { return false };
+        let Some(old) = no.and_then(|no| self.table.get_mut(no)) else { return (false, Vec::new()) };
         let changed = old.body != new.body;
         old.body = new.body;
-        changed
+        let heavier = old.load != new.load;
+        old.load = new.load;
+        (changed, old.endpoints.iter().filter(|_| heavier).collect())
     }
 
     /// Adds a policy with an unused id; `demands` are its selector's restrictions.
@@ -227,28 +257,36 @@ impl Policies {
     ) -> (Vec<TierProgram>, Vec<TierProgram>) {
         let selected = policies.iter().filter_map(|no| self.table.get(no));
         let mut selected: Vec<&Policy> = selected.filter(|policy| is_in_table(policy.head.hook)).collect();
-        selected.sort_by(|a, b| {
-            let tiers = || self.tiers.position(&a.head.tier).cmp(&self.tiers.position(&b.head.tier));
-            let same = a.head.tier == b.head.tier;
-            if same { a.head.order.cmp(&b.head.order) } else { tiers() }
-        });
-        (self.tiers(&selected, Direction::Ingress), self.tiers(&selected, Direction::Egress))
+        let is_closed = self.problem_of_pod(policies).is_some();
+        if is_closed {
+            keep_the_first(&mut selected, &self.tiers);
+        }
+        selected.sort_by(|a, b| a.head.compare(&b.head, &self.tiers));
+        let tiers = |direction| self.tiers(&selected, direction, is_closed);
+        (tiers(Direction::Ingress), tiers(Direction::Egress))
     }
 
-    /// The tiers of policies in order. A tier counts only if one of its policies applies (policy decision 8).
-    fn tiers(&self, selected: &[&Policy], direction: Direction) -> Vec<TierProgram> {
-        let speaks = |policy: &&&Policy| match direction {
-            Direction::Ingress => policy.head.ingress,
-            Direction::Egress => policy.head.egress,
-        };
-        let speaking: Vec<&Policy> = selected.iter().filter(speaks).copied().collect();
+    /// Why the namespaced policies of a pod with these policies deny everything, if they ask for too much.
+    pub(crate) fn problem_of_pod(&self, policies: &Numbers) -> Option<String> {
+        // Policies of the whole cluster do not count: who writes them is trusted with all nodes.
+        let namespaced = policies.iter().filter_map(|no| self.table.get(no)).filter(|it| it.is_namespaced());
+        namespaced.fold(Load::default(), |sum, policy| sum.and(policy.load)).problem()
+    }
+
+    /// The tiers of policies in order. A tier counts only if one of its policies applies (policy decision 8). If the pod's policies ask
+    /// for too much, a tier ends where its first namespaced policy is.
+    fn tiers(&self, selected: &[&Policy], direction: Direction, is_closed: bool) -> Vec<TierProgram> {
+        let speaking: Vec<&Policy> =
+            selected.iter().filter(|policy| policy.speaks(direction)).copied().collect();
         let of_one_tier = speaking.chunk_by(|a, b| a.head.tier == b.head.tier);
         let tier = |policies: &[&Policy]| {
             let name = &policies.first()?.head.tier;
+            let closes = policies.iter().position(|policy| is_closed && policy.is_namespaced());
+            let kept = &policies[..closes.unwrap_or(policies.len())];
             Some(TierProgram {
                 name: name.clone(),
-                policies: policies.iter().map(|policy| policy.id.clone()).collect(),
-                end: self.tiers.end_of(name),
+                policies: kept.iter().map(|policy| policy.id.clone()).collect(),
+                end: if closes.is_some() { EndOfTier::Deny } else { self.tiers.end_of(name) },
             })
         };
         let mut tiers: Vec<TierProgram> = of_one_tier.filter_map(tier).collect();
@@ -272,6 +310,7 @@ impl Policies {
             lost.filter(|policy| !self.notes.get(&policy.id).is_some_and(|note| note.not_understood));
         let lost = understood.map(|policy| Finding {
             key: key(&policy.id),
+            reason: Reason::NotUnderstood,
             problem: format!(
                 "spec.tier: tier {} does not exist; the policy comes after all tiers that do, and its tier ends with Deny",
                 policy.head.tier
@@ -280,8 +319,31 @@ impl Policies {
         let tier_is_known =
             |id: &PolicyId| self.known(id).is_some_and(|policy| self.tiers.is_known(&policy.head.tier));
         let notes = self.notes.iter().filter(move |(id, note)| note.not_understood || tier_is_known(id));
-        lost.chain(notes.map(|(id, note)| Finding { key: key(id), problem: note.text.clone() }))
+        let note = |(id, note): (&PolicyId, &Note)| {
+            let (key, problem) = (key(id), note.text.clone());
+            Finding { key, reason: Reason::NotUnderstood, problem }
+        };
+        lost.chain(notes.map(note))
     }
+}
+
+/// Removes the namespaced policies of a pod whose policies ask for too much, except for the first one of each tier and direction. That
+/// one is where the tier then ends.
+fn keep_the_first(selected: &mut Vec<&Policy>, tiers: &Tiers) {
+    let mut first: BTreeMap<(&str, Direction), &Policy> = BTreeMap::new();
+    for policy in selected.iter().copied().filter(|policy| policy.is_namespaced()) {
+        for direction in [Direction::Ingress, Direction::Egress] {
+            if policy.speaks(direction) {
+                let known = first.entry((&*policy.head.tier, direction)).or_insert(policy);
+                if policy.head.compare(&known.head, tiers).is_lt() {
+                    *known = policy;
+                }
+            }
+        }
+    }
+    selected.retain(|policy| {
+        !policy.is_namespaced() || first.values().any(|first| std::ptr::eq(*first, *policy))
+    });
 }
 
 fn key(id: &PolicyId) -> Key {

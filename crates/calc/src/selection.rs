@@ -18,9 +18,11 @@ impl Calc {
         };
         let new = self.policies.take_note(&id, policy);
         if new.as_ref().is_some_and(|new| self.policies.keeps_head(new)) {
-            if new.is_some_and(|new| self.policies.replace_body(new)) {
+            let (changed, heavier) = new.map(|new| self.policies.replace_body(new)).unwrap_or_default();
+            if changed {
                 self.mark_policy(&id);
             }
+            self.dirty_endpoints.extend(heavier);
             return;
         }
         self.forget_policy(&id);

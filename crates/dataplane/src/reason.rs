@@ -164,7 +164,7 @@ pub enum Reason {
     StateNotSaved,
     /// The node no longer has its subnet of flannel, so it gives pods no addresses.
     SubnetLost,
-    /// A policy has more rules than the operating system takes; the rest is closed.
+    /// A policy, or the policies of a pod, have more rules than the operating system takes; the rest is closed.
     TooManyRules,
     /// The operating system has one port for VXLAN, and another one is configured.
     VxlanPortNotSupported,

@@ -101,6 +101,9 @@ pub struct Config {
     /// The maximum number of rules of a tier that are evaluated one after another. In a tier with more, rules with
     /// addresses, protocols and ports become lookups in sets.
     pub rules_in_a_row: usize,
+    /// The maximum number of members of a set. A policy that names a larger one denies everything in its place: to write the set again
+    /// takes time for which other pods wait.
+    pub most_members: usize,
     /// The number of connections at which connection tracking counts as full; none for the kernel's limit.
     pub most_connections: Option<usize>,
     /// If another CNI plugin connects the pods: how their interfaces are recognised. The dataplane then enforces policy,
@@ -129,6 +132,7 @@ impl Default for Config {
             vxlan_v6_device: "vxlan-v6.calico".to_owned(),
             ipip_device: "tunl0".to_owned(),
             rules_in_a_row: 32,
+            most_members: 500_000,
             most_connections: None,
             policy_only: None,
         }

@@ -60,6 +60,14 @@ pub(super) fn exprs(tests: &[Test]) -> Vec<Expr> {
 }
 
 impl Test {
+    /// The number of networks that it names.
+    pub(super) fn networks(&self) -> usize {
+        match self {
+            Self::Address { ranges, .. } => ranges.as_slice().len(),
+            _ => 0,
+        }
+    }
+
     /// The expressions that continue only if the test holds.
     pub(super) fn exprs(&self) -> Vec<Expr> {
         match self {

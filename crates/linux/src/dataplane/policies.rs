@@ -10,7 +10,7 @@ use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
 
 use super::fold::fold;
 use super::matches::conjunctions;
-use super::packet_test::{Conjunction, exprs};
+use super::packet_test::{Conjunction, Test, exprs};
 use super::sets::digest;
 use super::slots::Stage;
 
@@ -34,6 +34,8 @@ pub(super) struct Lines {
     pub lines: Vec<Line>,
     /// The sets that the rules name.
     pub sets: BTreeSet<SetId>,
+    /// The number of networks in the lines.
+    pub networks: usize,
     /// Why the rules cannot be expressed; the policy then denies everything.
     pub problem: Option<Problem>,
 }
@@ -57,21 +59,40 @@ pub(super) struct Line {
     pub log: Option<Expr>,
 }
 
+/// The limits of a policy.
+pub(super) struct Limits<'a> {
+    /// The number of bytes that fit in one transaction.
+    pub room: usize,
+    /// Whether a set has more members than the kernel gets.
+    pub is_too_large: &'a dyn Fn(&SetId) -> bool,
+}
+
 impl Lines {
-    /// The lines of a policy's rules. `exists` says whether an nftables set exists, and `room` how many bytes fit in
-    /// one transaction.
+    /// The lines of a policy's rules. `exists` says whether an nftables set exists.
     pub(super) fn new(
         id: &PolicyId,
         rules: Option<&PolicyRules>,
         direction: Direction,
         exists: &dyn Fn(&str) -> bool,
-        room: usize,
+        limits: &Limits<'_>,
     ) -> Self {
         let Some(rules) = rules else { return Self::deny(problem(id, "it is not known")) };
         let rules = rules.direction(direction);
         let sets = rules.iter().flat_map(PolicyRule::set_ids).cloned().collect();
-        match lines(id, rules, direction, exists).and_then(|lines| fitting(id, lines, room)) {
-            Ok(lines) => Self { lines, sets, problem: None },
+        let names_too_large = |rule: &PolicyRule| rule.set_ids().any(limits.is_too_large);
+        if let Some(index) = rules.iter().position(names_too_large) {
+            let object = Some(ObjectRef::from(id).rule(direction, index));
+            let message =
+                "its selector has more networks or addresses than a set may have: let it select fewer"
+                    .to_owned();
+            return Self { sets, ..Self::deny(Problem { object, message }) };
+        }
+        match lines(id, rules, direction, exists).and_then(|lines| fitting(id, lines, limits.room)) {
+            Ok(lines) => {
+                let tests = lines.iter().flat_map(|line| &line.tests);
+                let networks = tests.map(Test::networks).sum();
+                Self { lines, sets, networks, problem: None }
+            }
             Err(problem) => Self { sets, ..Self::deny(problem) },
         }
     }
@@ -79,7 +100,7 @@ impl Lines {
     /// A policy that denies everything, because of a problem.
     pub(super) fn deny(problem: Problem) -> Self {
         let line = Line::all(Action::Deny, "closed: the policy cannot be enforced");
-        Self { lines: vec![line], sets: BTreeSet::new(), problem: Some(problem) }
+        Self { lines: vec![line], sets: BTreeSet::new(), networks: 0, problem: Some(problem) }
     }
 
     /// Whether one of the lines is a Pass.
@@ -127,7 +148,7 @@ pub(super) fn problem(id: &PolicyId, message: impl Into<String>) -> Problem {
 
 /// A reset for TCP, and the message "prohibited" for what is left.
 fn rejections() -> [Vec<Expr>; 2] {
-    let tcp = super::packet_test::Test::Protocol { numbers: vec![6], invert: false };
+    let tcp = Test::Protocol { numbers: vec![6], invert: false };
     [[tcp.exprs(), vec![Expr::Reject(Reject::TcpReset)]].concat(), vec![Expr::Reject(Reject::Prohibited)]]
 }
 

@@ -24,6 +24,9 @@ use super::slots::{Slot, Stage};
 /// after it for a policy's chain.
 const MAX_CHAINS: usize = 12;
 
+/// The number of networks from which the rules of a policy are never joined with those of others.
+const MANY_NETWORKS: usize = 1_000;
+
 /// The content of a program in one direction. Pods with equal content share their program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProgramSpec {
@@ -165,20 +168,39 @@ impl Writer<'_, '_> {
         self.deny("no profile allows it");
     }
 
-    /// Renders policies one after another.
+    /// Renders policies one after another. Those with many networks stay in chains of their own, so that a change of
+    /// one of them does not write the networks of the others again.
     fn policies(&mut self, ids: &[PolicyId], pass: Option<&Verdict>) {
         let all: Vec<_> = ids.iter().map(|id| (id, (self.sources.lines)(id))).collect();
+        // Where its rules are many, a packet would need many tests.
+        let most = self.sources.in_a_row;
+        let stays_apart =
+            |lines: &Lines| lines.networks > MANY_NETWORKS && lines.lines.len() <= most && !lines.passes();
+        for run in all.chunk_by(|(_, one), (_, next)| !stays_apart(one) && !stays_apart(next)) {
+            match run {
+                [(_, lines)] if stays_apart(lines) => self.in_a_row(run, pass),
+                _ => self.run(run, pass),
+            }
+        }
+    }
+
+    /// Renders policies together.
+    fn run(&mut self, all: &[(&PolicyId, &Lines)], pass: Option<&Verdict>) {
         if all.iter().map(|(_, lines)| lines.lines.len()).sum::<usize>() > self.sources.in_a_row {
             let lines: Vec<_> = all.iter().flat_map(|(_, lines)| &lines.lines).cloned().collect();
-            return self.many(lines, &all, pass);
+            return self.many(lines, all, pass);
         }
+        self.in_a_row(all, pass);
+    }
+
+    fn in_a_row(&mut self, all: &[(&PolicyId, &Lines)], pass: Option<&Verdict>) {
         for (id, lines) in all {
             if lines.passes() {
                 self.lines(&lines.lines, pass);
             } else if !lines.lines.is_empty() {
                 let jump = Expr::Verdict(Verdict::Jump(chain_name(id, self.spec.direction, self.spec.stage)));
                 self.rules([Rule::new(vec![jump], &id.to_string())]);
-                self.written.jumps.insert(id.clone());
+                self.written.jumps.insert((*id).clone());
             }
         }
     }

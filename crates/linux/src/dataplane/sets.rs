@@ -116,9 +116,10 @@ impl Part {
     }
 }
 
-/// The nftables sets of one set, by name; none if the set is unknown.
-pub(super) fn kernel_sets(state: &NodeState, id: &SetId) -> BTreeMap<String, Set> {
-    let Some((kind, members)) = state.sets.get(id) else { return BTreeMap::new() };
+/// The nftables sets of one set, by name; none if the set is unknown, or has more members than these. Policies that name it then deny.
+pub(super) fn kernel_sets(state: &NodeState, id: &SetId, most: usize) -> BTreeMap<String, Set> {
+    let known = state.sets.get(id).filter(|(_, members)| members.len() <= most);
+    let Some((kind, members)) = known else { return BTreeMap::new() };
     let parts = Part::ALL.into_iter().filter_map(|part| {
         let elements = elements(part, members);
         let wanted = part.always(*kind) || !elements.is_empty();

@@ -25,7 +25,7 @@ use crate::dataplane::host_skeleton::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
 use crate::dataplane::lookups::Sources;
 use crate::dataplane::packet_kinds::ODD_INTERFACES;
-use crate::dataplane::policies::{Lines, chain_name, problem};
+use crate::dataplane::policies::{Limits, Lines, chain_name, problem};
 use crate::dataplane::programs::{ProgramSpec, RenderedProgram, closed, first_chain, program_name, write};
 use crate::dataplane::recognition::Recognised;
 use crate::dataplane::sets::{Family, digest_number};
@@ -63,6 +63,9 @@ type HostPortKey = (Family, Key);
 
 /// The names of the programs of an endpoint, by slot.
 type Programs = BTreeMap<Slot, String>;
+
+/// A chain of a policy.
+type JumpTarget = (PolicyId, (Direction, Stage));
 
 /// The parts of the table that belong to a pod.
 #[derive(Debug)]
@@ -156,7 +159,7 @@ impl DesiredTable {
             update_peers(state, &dirty.peers, &mut change);
             update_nodes(state, dirty, &mut change);
         }
-        let reshaped = update_sets(state, dirty, kernel, &mut change);
+        let reshaped = update_sets(state, dirty, around.config.most_members, kernel, &mut change);
         let mut affected = self.update_pods(state, dirty, around, &mut change);
         self.update_unclaimed(around, &mut affected);
         self.update_hosts(state, dirty, around.own_addresses, &mut affected);
@@ -422,7 +425,13 @@ impl DesiredTable {
                     STAGES_OF_POLICIES.iter().filter_map(|stage| around.refused.get(&name(*stage)));
                 let new = match refused.next() {
                     Some(refusal) => Lines::deny(problem(id, refusal)),
-                    None => Lines::new(id, rules, direction, exists, counting::room(state, around.room)),
+                    None => {
+                        let room = counting::room(state, around.room);
+                        let of_set = |id: &SetId| state.sets.get(id).map_or(0, |(_, members)| members.len());
+                        let limits =
+                            Limits { room, is_too_large: &|id| of_set(id) > around.config.most_members };
+                        Lines::new(id, rules, direction, exists, &limits)
+                    }
                 };
                 self.problems += usize::from(new.problem.is_some());
                 let old = std::mem::replace(&mut policy.lines[index(direction)], new);
@@ -457,6 +466,9 @@ impl DesiredTable {
         change: &mut Change,
         around: &RenderContext<'_>,
     ) {
+        // The number of jumps to each chain of a policy before the change. Programs that replace each other jump to the
+        // same chains, which are not written again.
+        let mut jumps_before: BTreeMap<JumpTarget, usize> = BTreeMap::new();
         for name in &affected.programs {
             let Some(program) = self.programs.get(name) else { continue };
             let is_used = program.users.values().any(|users| *users > 0);
@@ -482,8 +494,8 @@ impl DesiredTable {
                 for id in jumps {
                     if let Some(policy) = self.policies.get_mut(id) {
                         let count = policy.jumps.entry(chain).or_default();
+                        jumps_before.entry((id.clone(), chain)).or_insert(*count);
                         *count = count.saturating_add_signed(by);
-                        affected.policies.insert(id.clone());
                     }
                 }
             }
@@ -492,10 +504,23 @@ impl DesiredTable {
                 for id in program.spec.policies() {
                     if let Some(policy) = self.policies.get_mut(id) {
                         policy.programs.remove(name);
-                        affected.policies.insert(id.clone());
+                        if policy.programs.is_empty() {
+                            affected.policies.insert(id.clone());
+                        }
                     }
                 }
                 self.programs.remove(name);
+            }
+        }
+        self.add_policies_with_other_jumps(jumps_before, affected);
+    }
+
+    /// Adds the policies whose chains are needed now and were not before, or the opposite.
+    fn add_policies_with_other_jumps(&self, before: BTreeMap<JumpTarget, usize>, affected: &mut Objects) {
+        for ((id, chain), before) in before {
+            let now = self.policies.get(&id).and_then(|policy| policy.jumps.get(&chain)).copied();
+            if (before > 0) != (now.unwrap_or_default() > 0) {
+                affected.policies.insert(id);
             }
         }
     }

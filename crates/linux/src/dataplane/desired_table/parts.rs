@@ -80,16 +80,18 @@ pub(super) fn update_nodes(state: &NodeState, dirty: &Dirty, change: &mut Change
     }
 }
 
-/// Applies the dirty sets, and returns those whose nftables sets are now others than before.
+/// Applies the dirty sets, and returns those whose nftables sets are now others than before. `most` is the maximum number of members.
 pub(super) fn update_sets(
     state: &NodeState,
     dirty: &Dirty,
+    most: usize,
     kernel: &Table,
     change: &mut Change,
 ) -> BTreeSet<SetId> {
     let mut reshaped = BTreeSet::new();
     for (id, affected) in &dirty.sets {
         if let ChangedSet::Members(members) = affected
+            && state.sets.get(id).is_some_and(|(_, members)| members.len() <= most)
             && let Some(parts) = single_elements(state, id, members, kernel)
         {
             for PartChanges { part, name, changes } in parts {
@@ -99,7 +101,7 @@ pub(super) fn update_sets(
             }
             continue;
         }
-        let mut wanted = kernel_sets(state, id);
+        let mut wanted = kernel_sets(state, id, most);
         for name in Part::ALL.map(|part| part.name(id)) {
             let new = wanted.remove(&name);
             if new.is_some() != kernel.sets.contains_key(&name) {
@@ -111,9 +113,11 @@ pub(super) fn update_sets(
     reshaped
 }
 
-/// The maximum number of changed networks of a set that are applied one by one. Each costs some microseconds; for
-/// more, recomputing all ranges is faster.
-const MAX_NETWORKS: usize = 1_000;
+/// The number of changed networks of a set that are always applied one by one. Each costs some microseconds.
+const FEW_NETWORKS: usize = 1_000;
+/// If more change, they are applied one by one where they are at most this part of the set. Otherwise recomputing all
+/// ranges is faster. A small change of a large set must not cost as much as the set.
+const SHARE_OF_SET: usize = 32;
 
 /// Changes of elements of one nftables set.
 struct PartChanges {
@@ -136,7 +140,8 @@ fn single_elements(
         by_part.entry(Part::of(member)).or_default().push(member);
     }
     let parts = by_part.into_iter().map(|(part, affected)| {
-        if matches!(part, Part::Nets(_)) && affected.len() > MAX_NETWORKS {
+        let few = FEW_NETWORKS.max(desired.len() / SHARE_OF_SET);
+        if matches!(part, Part::Nets(_)) && affected.len() > few {
             return None;
         }
         let name = part.name(id);
@@ -192,7 +197,7 @@ mod tests {
     fn operations(state: &NodeState, kernel: &Table, affected: ChangedSet) -> (Vec<Op>, bool) {
         let dirty = Dirty { sets: [(id(), affected)].into(), ..Dirty::default() };
         let mut change = Change::default();
-        let reshaped = update_sets(state, &dirty, kernel, &mut change);
+        let reshaped = update_sets(state, &dirty, usize::MAX, kernel, &mut change);
         let Steps { prepare, switch, clear } = change.steps(kernel);
         ([prepare, switch, clear].concat(), !reshaped.is_empty())
     }
@@ -214,7 +219,7 @@ mod tests {
             &(ops.clone(), reshaped)
         );
         ops.iter().for_each(|op| table.apply(op));
-        prop_assert_eq!(&table.sets, &kernel_sets(state, &id()));
+        prop_assert_eq!(&table.sets, &kernel_sets(state, &id(), usize::MAX));
         let transaction = Transaction { table: "t".to_owned(), ops };
         prop_assert!(transaction.ops.is_empty() || nft.commit(&transaction).is_ok(), "{:?}", transaction);
         let listed = nft.list("t").unwrap();
@@ -222,12 +227,36 @@ mod tests {
         Ok(())
     }
 
+    /// To write all of a large set again takes seconds, for which other pods wait.
+    #[test]
+    fn a_small_part_of_a_large_set_is_applied_one_by_one() {
+        let member = |n: u32| {
+            let first = IpAddr::from((0x0b00_0000 + n * 4).to_be_bytes());
+            Member::Net(IpNet::new(first, 31).unwrap())
+        };
+        for (size, changed, expected) in [
+            (100, 50, true),
+            (10_000, 1_000, true),
+            (10_000, 1_001, false),
+            (50_000, 1_500, true),
+            (50_000, 1_600, false),
+        ] {
+            let mut state = NodeState::default();
+            let members: BTreeSet<Member> = (0..size).map(member).collect();
+            state.sets.insert(id(), (SetKind::Nets, members.into()));
+            let table = Table { sets: kernel_sets(&state, &id(), usize::MAX), ..Table::default() };
+            let affected: BTreeSet<Member> = (0..changed).map(member).collect();
+            let is_single = single_elements(&state, &id(), &affected, &table).is_some();
+            assert_eq!(is_single, expected, "{changed} of {size}");
+        }
+    }
+
     #[test]
     fn single_networks_give_the_same_elements_as_the_whole_set() {
         let test = |nft: &RefCell<Nft>, before: BTreeSet<Member>, turns: Vec<(BTreeSet<Member>, Index)>| {
             let mut state = NodeState::default();
             state.sets.insert(id(), (SetKind::Nets, before.into()));
-            let mut table = Table { sets: kernel_sets(&state, &id()), ..Table::default() };
+            let mut table = Table { sets: kernel_sets(&state, &id(), usize::MAX), ..Table::default() };
             let nft = &mut *nft.borrow_mut();
             let old = nft.list("t").unwrap();
             nft.commit(&diff("t", &table, old.as_ref())).unwrap();

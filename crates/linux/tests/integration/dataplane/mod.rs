@@ -13,6 +13,7 @@ mod host_flows;
 mod host_ports;
 mod hosts;
 mod ipip;
+mod large_policies;
 mod learned;
 mod legacy_tables;
 mod logged;

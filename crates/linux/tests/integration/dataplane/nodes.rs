@@ -1,5 +1,6 @@
 //! Whole nodes on the real kernel: pods, policy, restarts, and changes of Tortie's tables by others.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
@@ -304,6 +305,59 @@ fn a_policy_that_cannot_be_rendered_closes_only_its_pods() {
     assert!(client.is_cut_off(server.address, 80) && server.reaches(&client, 80));
     node.program(&server, open());
     assert!(client.reaches(&server, 80), "and the condition is gone");
+}
+
+/// A set grows beyond the limit and shrinks, by single members and as a whole, while another pod gets its policy.
+#[test]
+fn a_set_with_too_many_members_closes_only_the_pods_whose_policies_name_it() {
+    let config = Config { most_members: 10, ..Config::default() };
+    let mut node = Node::with(&Underlay::new(), 1, config);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    client.serve(80);
+    let set = SetId::new("s:large");
+    let members = |count: u32| -> BTreeSet<Member> {
+        let others = (1..count).map(|n| member((0x0b00_0000 + n * 2).to_be_bytes()));
+        others.chain([member(client.address)]).collect()
+    };
+    for denies in [false, true] {
+        node.change(|state| {
+            open_profile(state);
+            state.sets.insert(set.clone(), (SetKind::Nets, members(9).into()));
+            let source = EntityMatch { sets: vec![set.clone()], ..EntityMatch::default() };
+            let action = if denies { Action::Deny } else { Action::Allow };
+            ingress_policy(
+                state,
+                "grows",
+                vec![Rule { source, ..Rule::all(action) }, Rule::all(Action::Allow)],
+            );
+            ingress_policy(state, "other", vec![]);
+        });
+        node.add(&client, ingress(&["other"], EndOfTier::Deny));
+        node.add(&server, ingress(&["grows"], EndOfTier::Deny));
+        for (count, is_closed) in [(10, false), (11, true), (10, false), (500, true), (10, false)] {
+            let allowed = if is_closed { vec![Rule::all(Action::Allow)] } else { vec![] };
+            let report = node.change(|state| {
+                state.sets.insert(set.clone(), (SetKind::Nets, members(count).into()));
+                ingress_policy(state, "other", allowed);
+            });
+            assert!(report.node.is_empty() && !report.retry, "{count}: {report:?}");
+            let conditions: Vec<_> = report.endpoints.values().flatten().collect();
+            assert_eq!(conditions.len(), usize::from(is_closed), "{count}: {report:?}");
+            for condition in conditions {
+                assert_eq!(condition.reason, Reason::RuleNotExpressible);
+                assert!(condition.about[0].name == "grows" && condition.message.contains("select fewer"));
+            }
+            let is_open = |from: &Pod, to: &Pod, expected: bool| match expected {
+                true => from.reaches(to, 80),
+                false => !from.is_cut_off(to.address, 80),
+            };
+            let expected = !is_closed && !denies;
+            assert_eq!(is_open(&client, &server, expected), expected, "{count}, {denies}");
+            let of_other = is_open(&server, &client, is_closed);
+            assert_eq!(of_other, is_closed, "{count}: what else changed is in force");
+        }
+    }
 }
 
 #[test]
