@@ -43,7 +43,7 @@ fn changes_lose_no_allowed_packet_and_pass_no_denied_one() {
 /// A change that does not fit in one transaction closes pods meanwhile, and opens none.
 #[test]
 fn changes_in_many_transactions_pass_no_denied_packet() {
-    watch(Config { transaction_bytes: 20_000, ..Config::default() }, false);
+    watch(Config { transaction_bytes: 24_000, ..Config::default() }, false);
 }
 
 /// How a cluster changes to another one.

@@ -173,7 +173,7 @@ fn a_service_keeps_its_port_of_the_node() {
     let (server, backend, to) = (listen(&pod, 80), listen(&other, 81), node_address(1));
     let service = format!(
         "table ip kube-proxy {{ chain nat-prerouting {{ type nat hook prerouting priority dstnat; \
-         ip daddr {to} tcp dport 30443 dnat to {}:81; }} }}",
+         ip daddr {to} tcp dport 30443 dnat to {}:81; }}; }}",
         other.address
     );
     let namespace = node.namespace.run(NetNs::current).unwrap().unwrap();

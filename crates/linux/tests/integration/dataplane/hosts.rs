@@ -288,7 +288,7 @@ fn all_allowed(state: &NodeState, path: PacketPath, flows: &[Flow]) -> BTreeSet<
 #[test]
 fn between_transactions_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
-    let small = |guard_table| Config { guard_table, transaction_bytes: 47_000, ..Config::default() };
+    let small = |guard_table| Config { guard_table, transaction_bytes: 51_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
@@ -363,7 +363,7 @@ fn between_transactions_only_flows_of_either_state_pass() {
 #[test]
 fn at_any_interruption_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
-    let config = Config { transaction_bytes: 39_000, ..Config::default() };
+    let config = Config { transaction_bytes: 43_000, ..Config::default() };
     let dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let current = RefCell::new((dataplane, NodeState::default()));
     let flow = Flow {

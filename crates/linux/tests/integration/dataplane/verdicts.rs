@@ -240,7 +240,7 @@ fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<
 #[test]
 fn between_transactions_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
-    let small = |guard_table| Config { guard_table, transaction_bytes: 24_000, ..Config::default() };
+    let small = |guard_table| Config { guard_table, transaction_bytes: 28_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
@@ -315,7 +315,7 @@ fn between_transactions_only_flows_of_either_state_pass() {
 #[test]
 fn new_members_are_not_added_before_their_rules() {
     let node = Arc::new(Node::new());
-    let config = Config { transaction_bytes: 16_000, ..Config::default() };
+    let config = Config { transaction_bytes: 20_000, ..Config::default() };
     let mut dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let id = crate::dataplane::random_states::id("pod");
     let (set, policy) = (SetId::new("s:some"), crate::common::cluster::policy_id("some"));
