@@ -179,7 +179,7 @@ impl Source {
             return own.filter(|address| addresses.contains_key(address)).collect();
         }
         let found = addresses.iter().filter(|(address, member)| self.has(address, member, state));
-        found.map(|(address, _)| address.clone()).collect()
+        found.map(|(address, _)| *address).collect()
     }
 
     fn has(&self, address: &Key, member: &Member, state: &NodeState) -> bool {

@@ -338,7 +338,7 @@ fn new_members_are_not_added_before_their_rules() {
     };
     let stranger = |n: u32| IpAddr::from((0xf000_0000 + n * 2).to_be_bytes());
     let client: IpAddr = "10.1.0.1".parse().unwrap();
-    let members = (0..1_500).map(stranger).chain([client]).collect();
+    let members = (0..2_500).map(stranger).chain([client]).collect();
     let (old, new) = (state(vec![], Action::Allow), state(members, Action::Deny));
     let flow = Flow {
         source: client,
