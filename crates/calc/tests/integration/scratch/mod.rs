@@ -17,7 +17,7 @@ use tortie_api::calico::{
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{
-    Delta, Endpoint, EndpointId, HostEndpoint, HostPort, NodeState, RouteTarget, Settings, Vtep,
+    Delta, Endpoint, EndpointId, HostEndpoint, HostPort, NodeState, RouteTarget, Settings,
 };
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyRules, Rule, SetId, TierProgram,
