@@ -33,6 +33,8 @@ mod linux {
     use crate::large_table::{make_links, peak};
 
     type Object = (Key, Value);
+    /// An object by its number.
+    type Maker = fn(usize) -> Object;
 
     /// The objects of one namespace that arrive each second.
     const PER_SECOND: f64 = 500.0;
@@ -42,7 +44,7 @@ mod linux {
         let size = |name: &str, usual| std::env::var(name).map_or(usual, |text| text.parse().unwrap());
         let (policies, networks) = (size("BENCH_POLICIES", 20_000), size("BENCH_NETWORKS", 1_500_000));
         let only = std::env::var("BENCH_ONLY").unwrap_or_default();
-        let cases: [(&str, usize, fn(usize) -> Object); 4] = [
+        let cases: [(&str, usize, Maker); 4] = [
             ("policies, each with a selector and a port", policies, by_selector),
             ("policies, each with a network and a port", policies, by_network),
             ("sets of 10,000 networks, of one rule", networks / 10_000, network_set),
