@@ -13,10 +13,11 @@ use crate::{binaries, licences};
 /// The published verdicts, relative to the workspace. They are not part of the project.
 const PUBLISHED: &str = "../shared/vectors/cyclonus-even.jsonl.gz";
 /// The verdicts of Calico's own code.
-pub(crate) const OF_CALICO: [&str; 3] = [
+pub(crate) const OF_CALICO: [&str; 4] = [
     "../shared/vectors/calico-selectors-even.jsonl.gz",
     "../shared/vectors/calico-validation-even.jsonl.gz",
     "../shared/vectors/calico-verdicts-even.jsonl.gz",
+    "../shared/vectors/calicoctl-stored-even.jsonl.gz",
 ];
 
 /// The seed of proptest's random cases, and its value in the gate. A change fails there for its own faults only. Other runs, and `soak`,
@@ -86,14 +87,14 @@ fn wine() -> Result<Vec<Job>> {
 
 /// The verdicts of others, by each judge.
 fn verdicts() -> Result<Vec<Job>> {
-    let [selectors, validation, verdicts] = OF_CALICO;
+    let [selectors, validation, verdicts, stored] = OF_CALICO;
     let job = |name: &str, arguments: &[&str]| Ok(Job::new(name, built("judge-vectors", arguments)?));
     [
         job("published verdicts, by the programs", &[PUBLISHED, "--on", "program"]),
         job("published verdicts, by the oracle", &[PUBLISHED, "--on", "oracle"]),
         job("published verdicts, by Windows nodes", &[PUBLISHED, "--on", "emulator"]),
         job("published verdicts, by this kernel", &[PUBLISHED, "--on", "kernel"]),
-        job("Calico's selectors and validation", &[selectors, validation]),
+        job("Calico's selectors, validation and stored form", &[selectors, validation, stored]),
         job("objects that Calico accepts, by the API server", &[validation, "--on", "server"]),
         job("Calico's verdicts, by the programs", &[verdicts, "--on", "program"]),
         job("Calico's verdicts, by the oracle", &[verdicts, "--on", "oracle"]),

@@ -8,6 +8,7 @@
 mod apply;
 pub mod backoff;
 mod cache;
+pub mod calico_form;
 #[cfg(feature = "conformance")]
 #[expect(clippy::expect_used, reason = "a suite of tests says what it expects")]
 pub mod conformance;

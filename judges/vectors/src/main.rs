@@ -8,6 +8,7 @@
 //! | `objects`, `flows` | [`clusters`] | program, oracle, kernel, emulator |
 //! | `object`, `accepted` | [`validation`], [`definitions`] | the manifest reader; with `--on server`, the API server |
 //! | `selector`, `canonical` | [`selectors`] | the selector parser |
+//! | `document`, `stored` | [`stored`] | the form of stored objects |
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
 
 mod clusters;
@@ -15,6 +16,7 @@ mod cyclonus;
 mod definitions;
 mod rendered;
 mod selectors;
+mod stored;
 mod validation;
 
 use std::collections::BTreeMap;
@@ -147,6 +149,8 @@ fn run(arguments: &[&str]) -> Result<()> {
         let first = lines.first().with_context(|| format!("{file} is empty"))?;
         different += if first["selector"].is_string() {
             selectors::replay(file, &lines)?
+        } else if first["stored"].is_object() {
+            stored::replay(file, &lines)?
         } else if first["object"].is_object() && on == "server" {
             definitions::replay(file, &lines)?
         } else if on == "server" {

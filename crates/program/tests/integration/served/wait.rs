@@ -19,7 +19,8 @@ async fn node_reports_about_applied_objects_decide_the_exit_code() {
     let named = json!({"kind": "GlobalNetworkPolicy", "name": "deny"});
     let table = [
         (json!([]), 0, true, "in force on 1 node\n"),
-        (condition(&pod, &[policy("other")], "RuleNotExpressible", "no"), 3, true, "and 3 conditions more"),
+        (condition(&pod, &[policy("other")], "RuleNotExpressible", "no"), 3, false, "and 3 conditions more"),
+        (condition(&pod, &[policy("other")], "RuleNotExpressible", "no"), 3, false, "is unknown on one"),
         (
             condition(&pod, &[policy("deny")], "RuleNotExpressible", "no"),
             0,

@@ -1,0 +1,197 @@
+//! The form in which Calico's client stores its resources in etcd (`libcalico-go/lib/clientv3` of v3.32): who made the object, defaults, and what
+//! Go leaves out of JSON. Calico's client refuses to update an object without a uid and a time of creation.
+//!
+//! `cargo xtask vectors` compares it with what calicoctl has stored.
+
+mod canonical;
+
+use serde_json::{Map, Value, json};
+use tortie_api::Kind;
+
+use self::canonical::canonical;
+
+/// The identity of a new object.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'a> {
+    /// Its uid, a UUID.
+    pub uid: &'a str,
+    /// The time of its creation (RFC 3339, in seconds).
+    pub created: &'a str,
+}
+
+/// The label of policies with their tier.
+const TIER_LABEL: &str = "projectcalico.org/tier";
+/// The annotation of policies with the name that the user gave them.
+const METADATA: &str = "projectcalico.org/metadata";
+const DEFAULT_TIER: &str = "default";
+
+/// Brings an object of a kind that Calico keeps in etcd into Calico's form. What the object has already stays. An object without
+/// metadata or with a `spec` that is no object stays as it is.
+pub fn complete(kind: Kind, object: &mut Value, origin: Origin<'_>) {
+    let Some(fields) = object.as_object_mut() else { return };
+    let Some(Value::Object(metadata)) = fields.get("metadata") else { return };
+    let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let mut spec = match fields.get("spec") {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(spec)) => spec.clone(),
+        Some(_) => return,
+    };
+    canonical(&mut spec);
+    set_defaults(kind, &name, &mut spec);
+    let tier = spec.get("tier").and_then(Value::as_str).unwrap_or(DEFAULT_TIER).to_owned();
+    fields.insert("spec".to_owned(), Value::Object(spec));
+    if matches!(kind, Kind::Tier | Kind::KubeControllersConfiguration) {
+        fields.entry("status").or_insert_with(|| json!({}));
+    }
+    let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    if is_tiered(kind) {
+        set_text(metadata, "labels", TIER_LABEL, &tier);
+        set_text(metadata, "annotations", METADATA, &json!({"name": name}).to_string());
+    }
+    identify(metadata, origin);
+}
+
+fn identify(metadata: &mut Map<String, Value>, origin: Origin<'_>) {
+    // Both are the datastore's.
+    metadata.remove("resourceVersion");
+    metadata.remove("selfLink");
+    for field in ["labels", "annotations"] {
+        if metadata.get(field).and_then(Value::as_object).is_some_and(Map::is_empty) {
+            metadata.remove(field);
+        }
+    }
+    for (field, text) in [("uid", origin.uid), ("creationTimestamp", origin.created)] {
+        if metadata.get(field).is_none_or(Value::is_null) {
+            metadata.insert(field.to_owned(), json!(text));
+        }
+    }
+}
+
+/// Sets a label or an annotation.
+fn set_text(metadata: &mut Map<String, Value>, field: &str, name: &str, text: &str) {
+    let all = metadata.entry(field).or_insert_with(|| json!({}));
+    if all.is_null() {
+        *all = json!({});
+    }
+    if let Some(all) = all.as_object_mut() {
+        all.insert(name.to_owned(), json!(text));
+    }
+}
+
+fn is_tiered(kind: Kind) -> bool {
+    is_staged(kind) || matches!(kind, Kind::NetworkPolicy | Kind::GlobalNetworkPolicy)
+}
+
+fn is_staged(kind: Kind) -> bool {
+    matches!(kind, Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy)
+}
+
+fn set_defaults(kind: Kind, name: &str, spec: &mut Map<String, Value>) {
+    match kind {
+        Kind::Profile => complete_rules(spec),
+        Kind::StagedKubernetesNetworkPolicy => {
+            set(spec, &[("stagedAction", json!("Set")), ("podSelector", json!({}))]);
+        }
+        Kind::Tier => {
+            set(spec, &[("order", json!(1_000_000)), ("defaultAction", json!(default_action(name)))])
+        }
+        Kind::IpPool => {
+            let is_v6 = spec.get("cidr").and_then(Value::as_str).is_some_and(|cidr| cidr.contains(':'));
+            set(
+                spec,
+                &[
+                    ("blockSize", json!(if is_v6 { 122 } else { 26 })),
+                    ("assignmentMode", json!("Automatic")),
+                    ("allowedUses", json!(["Workload", "Tunnel"])),
+                    ("vxlanMode", json!("Never")),
+                    ("ipipMode", json!("Never")),
+                    ("nodeSelector", json!("all()")),
+                ],
+            );
+        }
+        Kind::FelixConfiguration => set_felix(spec),
+        Kind::BgpConfiguration => set(
+            spec,
+            &[("logSeverityScreen", json!("Info")), ("serviceLoadBalancerAggregation", json!("Enabled"))],
+        ),
+        Kind::KubeControllersConfiguration => set_controllers(spec),
+        kind if is_tiered(kind) => {
+            complete_rules(spec);
+            set(spec, &[("tier", json!(DEFAULT_TIER))]);
+            if is_staged(kind) {
+                set(spec, &[("stagedAction", json!("Set"))]);
+            }
+            let directions = directions(spec);
+            set(spec, &[("types", directions)]);
+        }
+        _ => {}
+    }
+}
+
+/// Sets fields that are absent.
+fn set(fields: &mut Map<String, Value>, defaults: &[(&str, Value)]) {
+    for (name, value) in defaults {
+        fields.entry(*name).or_insert_with(|| value.clone());
+    }
+}
+
+/// The tiers of Kubernetes' own policies pass on what they do not decide.
+fn default_action(tier: &str) -> &'static str {
+    match tier {
+        "kube-admin" | "kube-baseline" | "adminnetworkpolicy" | "baselineadminnetworkpolicy" => "Pass",
+        _ => "Deny",
+    }
+}
+
+/// The directions that a policy without `types` is about.
+fn directions(spec: &Map<String, Value>) -> Value {
+    let has = |field: &str| spec.contains_key(field);
+    let ingress = (has("ingress") || !has("egress")).then_some("Ingress");
+    json!(ingress.into_iter().chain(has("egress").then_some("Egress")).collect::<Vec<_>>())
+}
+
+/// Both ends of each rule are objects.
+fn complete_rules(spec: &mut Map<String, Value>) {
+    for direction in ["ingress", "egress"] {
+        for rule in spec.get_mut(direction).and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(rule) = rule.as_object_mut() {
+                set(rule, &[("source", json!({})), ("destination", json!({}))]);
+            }
+        }
+    }
+}
+
+fn set_felix(spec: &mut Map<String, Value>) {
+    // The former switch decides, if it is used.
+    let is_off = spec.get("bpfConnectTimeLoadBalancingEnabled") == Some(&json!(false));
+    let (connect_time, without) = if is_off { ("Disabled", "Disabled") } else { ("TCP", "Enabled") };
+    set(
+        spec,
+        &[
+            ("bpfConnectTimeLoadBalancing", json!(connect_time)),
+            ("bpfHostNetworkedNATWithoutCTLB", json!(without)),
+            ("bpfLogLevel", json!("")),
+            ("floatingIPs", json!("Disabled")),
+            ("nftablesMode", json!("Auto")),
+        ],
+    );
+}
+
+fn set_controllers(spec: &mut Map<String, Value>) {
+    set(
+        spec,
+        &[
+            ("controllers", json!({})),
+            ("prometheusMetricsPort", json!(9_094)),
+            ("healthChecks", json!("Enabled")),
+        ],
+    );
+    for (controller, field, value) in
+        [("node", "leakGracePeriod", "15m0s"), ("loadBalancer", "assignIPs", "AllServices")]
+    {
+        let of_one = spec.get_mut("controllers").and_then(|all| all.get_mut(controller));
+        if let Some(fields) = of_one.and_then(Value::as_object_mut) {
+            set(fields, &[(field, json!(value))]);
+        }
+    }
+}
