@@ -29,7 +29,7 @@ const TEXTS_THAT_STAY: [&str; 2] = ["key", "bpfLogLevel"];
 /// Lists that stay although they are empty: there they mean something else than absent ones.
 const LISTS_THAT_STAY: [&str; 2] = ["failsafeInboundHostPorts", "failsafeOutboundHostPorts"];
 /// Switches and numbers that go if they are off or zero. Calico has all others by a pointer.
-const PLAIN: [&str; 8] = [
+const PLAIN: [&str; 9] = [
     "disabled",
     "natOutgoing",
     "disableBGPExport",
@@ -38,6 +38,7 @@ const PLAIN: [&str; 8] = [
     "applyOnForward",
     "keepOriginalNextHop",
     "listenPort",
+    "blockSize",
 ];
 /// Fields with ports or ranges of ports.
 const PORTS: [&str; 4] = ["ports", "notPorts", "natPortRange", "kubeNodePortRanges"];
@@ -54,8 +55,7 @@ pub(super) fn canonical(fields: &mut Map<String, Value>) {
         }
         one(name, value);
     }
-    // A pool of block size 0 has the usual one.
-    fields.retain(|name, value| !is_left_out(name, value) && !(name == "blockSize" && *value == json!(0)));
+    fields.retain(|name, value| !is_left_out(name, value));
 }
 
 fn one(name: &str, value: &mut Value) {
@@ -154,7 +154,7 @@ fn shown(nanoseconds: i64) -> String {
     if nanoseconds < SECOND {
         let (unit, name) = match nanoseconds {
             ..1_000 => (1, "ns"),
-            ..1_000_000 => (1_000, "µs"),
+            1_000..1_000_000 => (1_000, "µs"),
             _ => (1_000_000, "ms"),
         };
         return format!("{}{name}", decimal(nanoseconds, unit));
