@@ -20,8 +20,9 @@ pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
         let number = number + 1;
         let stored =
             line["stored"].as_object().with_context(|| format!("{file}:{number}: nothing is stored"))?;
-        let name = line["document"]["kind"].as_str().unwrap_or_default();
-        let kind = Kind::all().find(|kind| kind.name() == name);
+        let of = |field: &str| line["document"][field].as_str().unwrap_or_default();
+        let name = of("kind");
+        let kind = Kind::of(of("apiVersion"), name);
         let (Some(kind), Some(stored), 1) = (kind, stored.values().next(), stored.len()) else {
             tally.leave_out("of several keys, or of an unknown kind", 1);
             continue;

@@ -60,7 +60,12 @@ pub(super) fn canonical(fields: &mut Map<String, Value>) {
 
 fn one(name: &str, value: &mut Value) {
     match value {
-        Value::Object(fields) => canonical(fields),
+        Value::Object(fields) => {
+            if name == "secretKeyRef" {
+                fields.entry("key").or_insert_with(|| json!(""));
+            }
+            canonical(fields);
+        }
         Value::Array(items) => items.iter_mut().for_each(|item| one(name, item)),
         Value::String(text) => {
             let is_time = DURATIONS.iter().any(|end| name.ends_with(end));

@@ -195,3 +195,41 @@ fn set_controllers(spec: &mut Map<String, Value>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORIGIN: Origin<'static> =
+        Origin { uid: "9d6ba87f-0000-4000-8000-000000000000", created: "2026-11-28T00:00:00Z" };
+
+    #[test]
+    fn what_an_object_has_stays() {
+        let mut policy = json!({
+            "metadata": {"name": "p", "uid": "u", "creationTimestamp": "t", "resourceVersion": "7", "labels": {"a": "b"},
+                "annotations": {"c": "d"}, "ofTheFuture": 1},
+            "spec": {"tier": "t", "types": ["Egress"], "ofTheFuture": [{"deep": 0}], "ingress": [{"action": "Allow", "new": 1}]},
+            "status": {"x": 1}, "beside": true,
+        });
+        complete(Kind::GlobalNetworkPolicy, &mut policy, ORIGIN);
+        let expected = json!({
+            "metadata": {"name": "p", "uid": "u", "creationTimestamp": "t", "labels": {"a": "b", TIER_LABEL: "t"},
+                "annotations": {"c": "d", METADATA: "{\"name\":\"p\"}"}, "ofTheFuture": 1},
+            "spec": {"tier": "t", "types": ["Egress"], "ofTheFuture": [{"deep": 0}],
+                "ingress": [{"action": "Allow", "new": 1, "source": {}, "destination": {}}]},
+            "status": {"x": 1}, "beside": true,
+        });
+        assert_eq!(policy, expected);
+        complete(Kind::GlobalNetworkPolicy, &mut policy, ORIGIN);
+        assert_eq!(policy, expected, "once more changes nothing");
+    }
+
+    #[test]
+    fn what_is_no_object_of_calico_stays_as_it_is() {
+        for given in [json!(3), json!("text"), json!({"spec": {}}), json!({"metadata": {}, "spec": [1]})] {
+            let mut value = given.clone();
+            complete(Kind::Tier, &mut value, ORIGIN);
+            assert_eq!(value, given);
+        }
+    }
+}
