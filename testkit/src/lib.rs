@@ -1,5 +1,6 @@
 //! Test support for several crates and for `cargo xtask`. The program does not depend on it.
 
+pub mod calico_client;
 pub mod clusters;
 pub mod emulator;
 pub mod exceptions;

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::StreamExt;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tortie_api::{Key, Kind};
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{COPIED_FROM, Change, Interest, Store, StoreError, Stored, pod_of};
+use tortie_store::{COPIED_FROM, Change, Interest, Store, StoreError, endpoint_labels_of, pod_of};
 
 use crate::plane::InForce;
 
@@ -97,15 +97,13 @@ async fn copy_labels(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
     loop {
         let Some(mut endpoint) = store.get(key).await? else { return Ok(()) };
         let Some(pod) = store.get(&pod_of(&endpoint)).await? else { return Ok(()) };
-        let labels = |stored: &Stored| match &stored.value["metadata"]["labels"] {
-            Value::Null => json!({}),
-            labels => labels.clone(),
-        };
         let is_copy = pod.value["metadata"]["annotations"].get(COPIED_FROM).is_some();
-        if is_copy || !tortie_store::is_of(&endpoint, &pod) || labels(&endpoint) == labels(&pod) {
+        let wanted = json!(endpoint_labels_of(&pod.value, &key.namespace));
+        if is_copy || !tortie_store::is_of(&endpoint, &pod) || endpoint.value["metadata"]["labels"] == wanted
+        {
             return Ok(());
         }
-        endpoint.value["metadata"]["labels"] = labels(&pod);
+        endpoint.value["metadata"]["labels"] = wanted;
         match store.update(key, endpoint.value, &endpoint.version).await {
             Ok(_) | Err(StoreError::NotFound(_)) => return Ok(()),
             Err(StoreError::Conflict(_)) => {}

@@ -14,7 +14,7 @@ use tortie_dataplane::{
     BandwidthLimits, EndpointId, PodAddress, PodAttachment, PodInterface, PodWiring, PreparedLink,
 };
 use tortie_ipam::{FollowUp, Request};
-use tortie_store::{Endpoints, POD_UID, Stored, Write};
+use tortie_store::{Endpoints, POD_UID, Stored, Write, endpoint_labels};
 
 use crate::addresses::{self, NETWORK};
 use crate::pods::Pods;
@@ -136,13 +136,14 @@ impl Pods {
         let uid = stored.value["metadata"]["uid"].as_str();
         let network = outside.then(|| (NETWORK.to_owned(), call.config.name.clone()));
         let uid = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned()));
+        let account = pod.spec.service_account_name.as_deref().unwrap_or_default();
         WorkloadEndpoint {
             api_version: key.kind.api_version().to_owned(),
             kind: key.kind.name().to_owned(),
             metadata: Metadata {
                 name: key.name.clone(),
                 namespace: id.namespace.to_string(),
-                labels: pod.metadata.labels.clone(),
+                labels: endpoint_labels(pod.metadata.labels.clone(), &id.namespace, account),
                 annotations: uid.into_iter().chain(network).collect(),
             },
             spec: WorkloadEndpointSpec {

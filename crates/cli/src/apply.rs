@@ -15,7 +15,7 @@ use crate::filenames::Filenames;
 use crate::filter::LabelFilter;
 use crate::manifests::{
     NOT_UNDERSTOOD, is_of_default_tier, other_name, read_all, refuse_managed, refuse_unknown_tiers, rename,
-    stored_name,
+    stored_otherwise,
 };
 use crate::output;
 use crate::store::{StoreArguments, list, warn_of_lock};
@@ -148,8 +148,8 @@ pub(crate) async fn check(store: &dyn Store, objects: &mut [Object], expects: Ex
             object.origin,
             object.key
         );
-        if let Some(name) = stored_name(store, &object.key).await? {
-            rename(object, name);
+        if let Some(stored) = stored_otherwise(store, &object.key).await? {
+            rename(object, stored.key, &stored.value);
         }
     }
     refuse_outdated(store, objects).await?;

@@ -13,7 +13,7 @@ use tortie_store::{Endpoints, Interest, Scope, Store, StoreError, Stored};
 
 use crate::checks::still_in_use;
 use crate::filenames::Filenames;
-use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_name, tier_of};
+use crate::manifests::{NOT_UNDERSTOOD, read_all, refuse_managed, stored_otherwise, tier_of};
 use crate::output;
 use crate::store::{StoreArguments, list, warn_of_lock};
 use crate::targets::{self, Selection};
@@ -69,8 +69,8 @@ impl Delete {
             };
             refuse_managed(keys.iter())?;
             for key in &mut keys {
-                if let Some(name) = stored_name(&*store, key).await? {
-                    key.name = name;
+                if let Some(stored) = stored_otherwise(&*store, key).await? {
+                    *key = stored.key;
                 }
             }
             refuse(&*store, &keys).await?;

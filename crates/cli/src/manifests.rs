@@ -7,7 +7,7 @@ use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
 use tortie_api::{Key, Kind};
-use tortie_store::Store;
+use tortie_store::{Store, Stored};
 
 use crate::filenames::{Filenames, Manifest};
 use crate::output;
@@ -26,14 +26,13 @@ const OF_CALICO: [Kind; 4] = [
 /// The exit code of a command whose manifests have problems.
 pub(crate) const NOT_UNDERSTOOD: u8 = 2;
 
-/// The name under which a policy is stored that is given by its other one ([`other_name`]).
-pub(crate) async fn stored_name(store: &dyn Store, key: &Key) -> anyhow::Result<Option<String>> {
+/// The policy that is given by its other name ([`other_name`]).
+pub(crate) async fn stored_otherwise(store: &dyn Store, key: &Key) -> anyhow::Result<Option<Stored>> {
     let Some(other) = other_name(key) else { return Ok(None) };
     if store.get(key).await?.is_some() {
         return Ok(None);
     }
-    let stored = store.get(&other).await?.filter(|stored| is_of_default_tier(&stored.value));
-    Ok(stored.map(|stored| stored.key.name))
+    Ok(store.get(&other).await?.filter(|stored| is_of_default_tier(&stored.value)))
 }
 
 /// The other name of a policy in tier default. Calico's datastore stores one policy as `default.x`, whether it was
@@ -54,10 +53,11 @@ pub(crate) fn is_of_default_tier(policy: &Value) -> bool {
     matches!(policy.pointer("/spec/tier").and_then(Value::as_str), None | Some("" | "default"))
 }
 
-/// Gives the object the name.
-pub(crate) fn rename(object: &mut Object, name: String) {
-    object.value["metadata"]["name"] = Value::String(name.clone());
-    object.key.name = name;
+/// Gives a policy the key under which it is stored, and the name that it has there. The two differ if Calico has stored it.
+pub(crate) fn rename(object: &mut Object, key: Key, stored: &Value) {
+    let name = stored["metadata"]["name"].as_str().unwrap_or(&key.name);
+    object.value["metadata"]["name"] = Value::String(name.to_owned());
+    object.key = key;
 }
 
 /// Rejects objects that users neither apply nor delete.

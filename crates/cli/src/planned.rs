@@ -1,11 +1,12 @@
 //! The cluster after a change, as `tortie apply` and `tortie delete` would leave it.
 
 use anyhow::{Context, bail};
-use serde_json::{Value, json};
+use serde_json::json;
 use tortie_api::manifest::Object;
 use tortie_api::staged::{Staged, enforced, staged};
 use tortie_api::{Key, Kind};
 use tortie_oracle::{Snapshot, Stored};
+use tortie_store::endpoint_labels_of;
 
 use crate::{completed, manifests};
 
@@ -24,15 +25,15 @@ pub(crate) fn after(
     let mut after = before.clone();
     for mut object in objects {
         let of_default = manifests::is_of_default_tier(&object.value);
-        if let Some(name) = known_name(&after, &object.key).filter(|_| of_default) {
-            manifests::rename(&mut object, name);
+        if let Some((other, stored)) = stored_otherwise(&after, &object.key).filter(|_| of_default) {
+            manifests::rename(&mut object, other, &stored.value);
         }
         apply(&mut after, object);
     }
     for text in deleted {
         let mut key = key(text)?;
-        if let Some(name) = known_name(&after, &key) {
-            key.name = name;
+        if let Some((other, _)) = stored_otherwise(&after, &key) {
+            key = other;
         }
         delete(&mut after, &key)?;
     }
@@ -46,11 +47,11 @@ pub(crate) fn after(
     Ok(after)
 }
 
-/// The name that a policy has in the cluster, if that is its other one.
-fn known_name(after: &Snapshot, key: &Key) -> Option<String> {
+/// The policy that is given by its other name.
+fn stored_otherwise<'a>(after: &'a Snapshot, key: &Key) -> Option<(Key, &'a Stored)> {
     let other = manifests::other_name(key).filter(|_| after.get(key).is_none())?;
     let known = after.get(&other).filter(|stored| manifests::is_of_default_tier(&stored.value));
-    known.map(|_| other.name)
+    known.map(|known| (other, known))
 }
 
 /// Applies an object as `apply` stores it: keeps what the cluster added, and copies a pod's labels to its endpoints.
@@ -58,12 +59,9 @@ fn apply(after: &mut Snapshot, object: Object) {
     let current = after.get(&object.key).map(|stored| &stored.value);
     let value = tortie_store::applied(&object.value, current, object.key.kind);
     if object.key.kind == Kind::Pod {
-        let labels = match &value["metadata"]["labels"] {
-            Value::Null => json!({}),
-            labels => labels.clone(),
-        };
+        let labels = endpoint_labels_of(&value, &object.key.namespace);
         for (key, mut endpoint) in endpoints(after, &object.key) {
-            endpoint.value["metadata"]["labels"] = labels.clone();
+            endpoint.value["metadata"]["labels"] = json!(labels);
             after.insert(key, endpoint.value, endpoint.written);
         }
     }

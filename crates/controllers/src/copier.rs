@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 use tortie_api::calico::KubeControllersConfiguration;
 use tortie_api::{Key, Kind, Position, Resource};
-use tortie_store::{Change, Stored};
+use tortie_store::{Change, StorageForm, Stored};
 
 use crate::copies::{self, SOURCES, TARGETS};
 use crate::decision::Decision;
@@ -26,6 +26,8 @@ pub(crate) struct Copier {
     /// Objects that may differ.
     dirty: BTreeSet<Key>,
     copies_node_labels: bool,
+    /// The form of the copies.
+    form: StorageForm,
 }
 
 /// The kinds that the copier follows in the datastore.
@@ -34,7 +36,8 @@ pub(crate) fn followed() -> Vec<Kind> {
 }
 
 impl Copier {
-    pub(crate) fn new() -> Self {
+    /// For a datastore with objects in this form.
+    pub(crate) fn new(form: StorageForm) -> Self {
         Self {
             desired: BTreeMap::new(),
             copies_of: BTreeMap::new(),
@@ -44,6 +47,7 @@ impl Copier {
             targets: Synced::new(&followed()),
             dirty: BTreeSet::new(),
             copies_node_labels: true,
+            form,
         }
     }
 
@@ -54,7 +58,8 @@ impl Copier {
         for key in before.into_iter().filter(|key| !copies.iter().any(|(other, _)| other == key)) {
             self.set_desired(key, None);
         }
-        for (key, value) in copies {
+        for (key, mut value) in copies {
+            self.form.fill(key.kind, &mut value);
             self.set_desired(key, Some(value));
         }
     }

@@ -6,7 +6,7 @@ use tortie_api::kubernetes::Node;
 use tortie_api::manifest::LAST_APPLIED;
 use tortie_api::{Key, Kind};
 use tortie_store::kubernetes::profile_of;
-use tortie_store::{COPIED_FROM, POD_UID, Stored, pod_of};
+use tortie_store::{COPIED_FROM, POD_UID, Stored, endpoint_labels_of, pod_of};
 
 use crate::decision::{Decision, annotation, labels, update};
 use crate::policies;
@@ -218,19 +218,10 @@ fn copy_addresses(desired: &Value, value: &mut Value) -> bool {
     true
 }
 
-/// Brings the labels of an endpoint to those of its pod, with the labels that Calico adds
-/// (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`). `pod` is the copy of its pod.
+/// Brings the labels of an endpoint to those of its pod, with the labels that Calico adds. `pod` is the copy of its pod.
 pub(crate) fn endpoint(actual: &Stored, pod: Option<&Value>) -> Decision {
     let Some(pod) = pod.filter(|pod| is_of(actual, pod)) else { return Decision::Nothing };
-    let mut wanted = labels(pod);
-    wanted.insert("projectcalico.org/namespace".to_owned(), json!(actual.key.namespace));
-    wanted.insert("projectcalico.org/orchestrator".to_owned(), json!("k8s"));
-    let account =
-        pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty() && name.len() < 63);
-    match account {
-        Some(account) => drop(wanted.insert("projectcalico.org/serviceaccount".to_owned(), json!(account))),
-        None => drop(wanted.remove("projectcalico.org/serviceaccount")),
-    }
+    let wanted = endpoint_labels_of(pod, &actual.key.namespace);
     if wanted == labels(&actual.value) || !actual.value["metadata"].is_object() {
         return Decision::Nothing;
     }
@@ -263,24 +254,43 @@ pub(crate) fn concerns(key: &Key) -> bool {
     }
 }
 
-/// Brings a copy to its desired content. Only what the controllers have created is changed.
+/// Brings a copy to its desired content. Only what the controllers have created is changed, and what has a name that Calico's
+/// kube-controllers reserve: these write and delete such objects in the same way, so either continues the other's work.
 pub(crate) fn copy(desired: Option<&Value>, actual: Option<&Stored>) -> Decision {
-    match (desired, actual) {
-        (None, None) => Decision::Nothing,
-        (Some(desired), None) => Decision::Create(desired.clone()),
-        (Some(desired), Some(actual)) => match source_of(&actual.value) {
-            Some(_) => update(actual, desired),
-            None if is_alike(&actual.value, desired) => Decision::Nothing,
-            None => Decision::Foreign("writes the copy of an object of the Kubernetes API under this name"),
-        },
-        (None, Some(actual)) => match source_of(&actual.value) {
-            Some(source) => Decision::Delete(actual.version.clone(), Some(source)),
-            None => Decision::Nothing,
-        },
+    let source = actual.and_then(|actual| source_of(&actual.value).or_else(|| source_by_name(&actual.key)));
+    match (desired, actual, source) {
+        (None, None, _) | (None, Some(_), None) => Decision::Nothing,
+        (Some(desired), None, _) => Decision::Create(desired.clone()),
+        (Some(desired), Some(actual), Some(_)) => update(actual, desired),
+        (Some(desired), Some(actual), None) if is_alike(&actual.value, desired) => Decision::Nothing,
+        (Some(_), Some(_), None) => {
+            Decision::Foreign("writes the copy of an object of the Kubernetes API under this name")
+        }
+        (None, Some(actual), Some(source)) => Decision::Delete(actual.version.clone(), Some(source)),
     }
 }
 
-/// Whether somebody else, such as Calico's controllers, has written the same content.
+/// The object of the Kubernetes API whose copy has this name in etcd, for Tortie and for Calico's kube-controllers alike
+/// (`kube-controllers/pkg/converter`).
+fn source_by_name(copy: &Key) -> Option<Key> {
+    let name = copy.name.as_str();
+    match copy.kind {
+        Kind::Profile => match name.strip_prefix("ksa.") {
+            Some(account) => {
+                let (namespace, name) = account.split_once('.')?;
+                Some(Key::namespaced(Kind::ServiceAccount, namespace, name))
+            }
+            None => name.strip_prefix("kns.").map(|namespace| Key::global(Kind::Namespace, namespace)),
+        },
+        Kind::NetworkPolicy => {
+            let name = name.strip_prefix(policies::PREFIX)?;
+            Some(Key::namespaced(Kind::KubernetesNetworkPolicy, &copy.namespace, name))
+        }
+        _ => None,
+    }
+}
+
+/// Whether somebody else has written the same content.
 fn is_alike(actual: &Value, desired: &Value) -> bool {
     actual["spec"] == desired["spec"] && labels(actual) == labels(desired)
 }

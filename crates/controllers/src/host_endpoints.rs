@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tortie_api::calico::{HostEndpoint, KubeControllersConfiguration};
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Position, Resource};
-use tortie_store::{Change, Stored};
+use tortie_store::{Change, StorageForm, Stored};
 
 use crate::decision::{Decision, annotation, labels, update};
 use crate::reconciler::{Reconciler, Side};
@@ -38,6 +38,8 @@ pub(crate) struct HostEndpoints {
     enabled: Option<bool>,
     synced: Synced,
     dirty: BTreeSet<Key>,
+    /// The form of the endpoints.
+    form: StorageForm,
 }
 
 /// Whether a host endpoint is automatic.
@@ -83,13 +85,15 @@ fn addresses(node: &Value) -> Vec<IpAddr> {
 }
 
 impl HostEndpoints {
-    pub(crate) fn new() -> Self {
+    /// For a datastore with objects in this form.
+    pub(crate) fn new(form: StorageForm) -> Self {
         Self {
             desired: BTreeMap::new(),
             actual: BTreeMap::new(),
             enabled: None,
             synced: Synced::new(&KINDS),
             dirty: BTreeSet::new(),
+            form,
         }
     }
 
@@ -117,7 +121,8 @@ impl HostEndpoints {
         match stored.key.kind {
             Kind::Node => {
                 let key = key_of(&stored.key.name);
-                let desired = desired(&stored);
+                let mut desired = desired(&stored);
+                self.form.fill(key.kind, &mut desired);
                 if self.desired.get(&key) != Some(&desired) {
                     self.desired.insert(key.clone(), desired);
                     self.dirty.insert(key);
@@ -226,7 +231,7 @@ mod tests {
     }
 
     fn ready(changes: impl IntoIterator<Item = Change>) -> HostEndpoints {
-        let mut endpoints = HostEndpoints::new();
+        let mut endpoints = HostEndpoints::new(StorageForm::AsGiven);
         for kind in KINDS {
             endpoints.note(Side::Target, Change::InSync(kind, Position(1)));
         }
@@ -314,7 +319,7 @@ mod tests {
 
     #[test]
     fn nothing_is_due_before_every_kind_is_known() {
-        let mut endpoints = HostEndpoints::new();
+        let mut endpoints = HostEndpoints::new(StorageForm::AsGiven);
         let mut note = |change| {
             endpoints.note(Side::Target, change);
             endpoints.take_due().len()

@@ -11,8 +11,10 @@ mod blocks;
 mod copier;
 mod copies;
 mod decision;
+mod default_objects;
 mod election;
 mod host_endpoints;
+mod identities;
 mod leader;
 mod load_balancers;
 mod lock;
@@ -31,7 +33,7 @@ use std::time::{Duration, Instant};
 use tortie_api::{Key, Kind};
 use tortie_ipam::IpamError;
 use tortie_store::backoff::{Backoff, random_seed};
-use tortie_store::{Endpoints, Interest, Store};
+use tortie_store::{Endpoints, Interest, StorageForm, Store};
 
 pub use blocks::Blocks;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
@@ -43,6 +45,7 @@ pub use pools::{MIGRATION, Pools, delete_pool, release as release_pool};
 
 use copier::Copier;
 use host_endpoints::HostEndpoints;
+use identities::Identities;
 use reconciler::Stores;
 
 /// The maximum time between two looks for vanished nodes.
@@ -51,6 +54,8 @@ const MAX_ROUND: Duration = Duration::from_secs(60);
 const EMPTY_GRACE: Duration = Duration::from_secs(15 * 60);
 /// The time between two looks at pools. A new pool has no finalizer, and a deleted one that is not in use stays, at most for so long.
 const POOLS_ROUND: Duration = Duration::from_secs(5);
+/// The time between two looks for objects without identity, which agents of earlier versions may still write.
+const IDENTITIES_ROUND: Duration = Duration::from_secs(60 * 60);
 /// The name of the Lease.
 pub const LEASE_NAME: &str = "tortie-controllers";
 
@@ -97,7 +102,11 @@ async fn work(config: &Config) {
     };
     let others = lock::run(&*config.store, || async {
         let addresses = load_balancers::run(config.store.clone(), config.truth());
-        tokio::join!(host_endpoints(&*config.store), nodes(config), blocks(config), pools(config), addresses);
+        let store = &*config.store;
+        let own = async {
+            tokio::join!(host_endpoints(store), identities(config), default_objects::ensure(store));
+        };
+        tokio::join!(own, nodes(config), blocks(config), pools(config), addresses);
     });
     // Copies are made while the datastore is locked, too: a cluster that changes to etcd needs them before its nodes apply
     // anything, and nothing else has them.
@@ -108,14 +117,24 @@ async fn copy(kubernetes: &dyn Store, store: &dyn Store) {
     let sources = kubernetes.follow(copies::SOURCES.map(Interest::all).to_vec());
     let targets = store.follow(copier::followed().into_iter().map(Interest::all).collect());
     let stores = Stores { source: kubernetes, target: store };
-    reconciler::run(Copier::new(), stores, sources, targets).await;
+    reconciler::run(Copier::new(store.storage_form()), stores, sources, targets).await;
 }
 
 async fn host_endpoints(store: &dyn Store) {
     let targets = store.follow(host_endpoints::KINDS.map(Interest::all).to_vec());
     let sources = Box::pin(futures::stream::pending());
     let stores = Stores { source: store, target: store };
-    reconciler::run(HostEndpoints::new(), stores, sources, targets).await;
+    reconciler::run(HostEndpoints::new(store.storage_form()), stores, sources, targets).await;
+}
+
+/// Only etcd keeps objects in a form that has identities, and leaves it to its clients to give them.
+async fn identities(config: &Config) {
+    if config.store.storage_form() == StorageForm::AsGiven {
+        return std::future::pending().await;
+    }
+    let identities = Identities::new(config.store.clone());
+    let periods = (IDENTITIES_ROUND, MAX_ROUND);
+    rounds("objects without identity cannot be looked for", periods, identities, Identities::round).await;
 }
 
 async fn nodes(config: &Config) {

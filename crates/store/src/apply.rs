@@ -71,7 +71,9 @@ async fn write(
             }
             Some(current) => {
                 check_preconditions(object, &current)?;
-                if value == current.value {
+                let form = store.storage_form();
+                form.fill(object.key.kind, &mut value);
+                if value == current.value && !form.misses_identity(object.key.kind, &value) {
                     return Ok(Applied::Unchanged(current.position));
                 }
                 let differs = without_record(value.clone()) != without_record(current.value);

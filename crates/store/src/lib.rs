@@ -46,6 +46,7 @@ use tortie_api::{Key, Kind, Position, Positions};
 
 pub use apply::{Applied, applied, check_preconditions, create, identify, replace, replaced, without_record};
 pub use cache::Cache;
+pub use calico_form::StorageForm;
 pub use embedded::{Embedded, FileCheck, Salvaged};
 pub use endpoints::Endpoints;
 pub use evictions::{Eviction, Evictions, Permission};
@@ -58,7 +59,7 @@ pub use in_force::{
 };
 pub use interest::{Interest, Scope};
 pub use lock::is_locked;
-pub use pod::{COPIED_FROM, POD_UID, is_of, pod_of};
+pub use pod::{COPIED_FROM, POD_UID, endpoint_labels, endpoint_labels_of, is_of, pod_of};
 pub use secrets::{SecretData, SecretState, Secrets};
 pub use shared::SharedEvent;
 pub use size::size_of_value;
@@ -68,7 +69,7 @@ pub use size::size_of_value;
 pub struct Stored {
     /// Its key.
     pub key: Key,
-    /// The object. [`Store::get`] and [`Store::list_page`] return it as it was written.
+    /// The object. [`Store::get`] and [`Store::list_page`] return it as it was written, in the form of [`Store::storage_form`].
     pub value: Value,
     /// Its version, for [`Store::update`] and [`Store::delete`].
     pub version: Version,
@@ -302,6 +303,11 @@ pub trait Store: Send + Sync {
 
     /// Some of the objects of an interest: the first ones, or those after another page.
     async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError>;
+
+    /// The form in which it keeps objects.
+    fn storage_form(&self) -> StorageForm {
+        StorageForm::AsGiven
+    }
 
     /// Stores a new object.
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError>;

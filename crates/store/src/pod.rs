@@ -1,5 +1,8 @@
 //! The pod of a WorkloadEndpoint. The name alone could also refer to a later pod of the same name.
 
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
 use tortie_api::{Key, Kind};
 
 use crate::Stored;
@@ -26,4 +29,33 @@ pub fn is_of(endpoint: &Stored, pod: &Stored) -> bool {
     let metadata = &endpoint.value["metadata"];
     let uid = metadata["annotations"].get(POD_UID).unwrap_or(&metadata["uid"]);
     metadata.is_object() && pod_of(endpoint) == pod.key && *uid == pod.value["metadata"]["uid"]
+}
+
+/// The labels of a pod's WorkloadEndpoint: those of the pod, and Calico's own, by which Felix applies the policies of the namespace
+/// (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`). Labels of the pod under Calico's names do not count.
+#[must_use]
+pub fn endpoint_labels(
+    of_pod: impl IntoIterator<Item = (String, String)>,
+    namespace: &str,
+    service_account: &str,
+) -> BTreeMap<String, String> {
+    const SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
+    let mut labels: BTreeMap<String, String> = of_pod.into_iter().collect();
+    labels.remove(SERVICE_ACCOUNT);
+    // A longer name is no value of a label.
+    let is_value = !service_account.is_empty() && service_account.len() < 63;
+    let account = is_value.then_some((SERVICE_ACCOUNT, service_account));
+    let own = [("projectcalico.org/namespace", namespace), ("projectcalico.org/orchestrator", "k8s")];
+    labels.extend(own.into_iter().chain(account).map(|(name, value)| (name.to_owned(), value.to_owned())));
+    labels
+}
+
+/// Like [`endpoint_labels`], of a stored pod.
+#[must_use]
+pub fn endpoint_labels_of(pod: &Value, namespace: &str) -> Map<String, Value> {
+    let labels = pod["metadata"]["labels"].as_object().into_iter().flatten();
+    let labels = labels.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())));
+    let account = pod["spec"]["serviceAccountName"].as_str().unwrap_or_default();
+    let labels = endpoint_labels(labels, namespace, account);
+    labels.into_iter().map(|(name, value)| (name, json!(value))).collect()
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use tortie_api::Kind;
+use tortie_store::StorageForm;
 
 use super::{Owner, owner};
 
@@ -31,6 +32,10 @@ pub(super) fn comparable(kind: Kind, value: &Value, derived: bool) -> Value {
             record
         }
         _ => {
+            // Objects that Calico's client has written have the defaults besides.
+            let mut value = value.clone();
+            StorageForm::Calico.fill(kind, &mut value);
+            let metadata = &value["metadata"];
             let mut spec = value.get("spec").cloned().unwrap_or_default();
             if let (Kind::ClusterInformation, Some(fields)) = (kind, spec.as_object_mut()) {
                 fields.remove("datastoreReady");

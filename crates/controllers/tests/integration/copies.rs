@@ -12,7 +12,7 @@ use crate::common::{Disturbed, everything, global, memory, namespaced, pod, put,
 const SYSTEM: &str = "kube-system";
 
 /// A small cluster, as in the Kubernetes API.
-async fn fill(kubernetes: &dyn Store) {
+pub(crate) async fn fill(kubernetes: &dyn Store) {
     let metadata = |name: &str, more: Value| {
         let mut metadata = json!({"name": name, "uid": format!("uid-{name}"), "labels": {"a": "b"}});
         metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -35,7 +35,7 @@ async fn fill(kubernetes: &dyn Store) {
     put(kubernetes, &namespaced(Kind::Pod, "w"), pod("w", "u1", &json!({"app": "x"}))).await;
 }
 
-fn endpoint(uid: Option<&str>) -> Value {
+pub(crate) fn endpoint(uid: Option<&str>) -> Value {
     let annotations = uid.map_or(json!({}), |uid| json!({"tortie.io/pod-uid": uid}));
     json!({"metadata": {"name": "e", "namespace": "n", "labels": {"app": "x"}, "annotations": annotations},
         "spec": {"orchestrator": "k8s", "node": "one", "pod": "w", "ipNetworks": ["10.0.0.5/32"]}})
@@ -214,18 +214,9 @@ async fn what_somebody_else_created_is_never_touched() {
     let (kubernetes, store) = (memory(), memory());
     fill(&*kubernetes).await;
     let foreign = [
-        (
-            global(Kind::Profile, "kns.n"),
-            json!({"metadata": {"name": "kns.n"}, "spec": {"labelsToApply": {}}}),
-        ),
-        (global(Kind::Profile, "kns.gone"), json!({"metadata": {"name": "kns.gone"}, "spec": {}})),
         (global(Kind::Profile, "mine"), json!({"metadata": {"name": "mine"}, "spec": {}})),
-        (
-            namespaced(Kind::NetworkPolicy, "knp.default.p"),
-            json!({"metadata": {"name": "knp.default.p"}, "spec": {"order": 1}}),
-        ),
-        (namespaced(Kind::NetworkPolicy, "knp.default.gone"), json!({"metadata": {}, "spec": {}})),
         (namespaced(Kind::NetworkPolicy, "q"), json!({"metadata": {}, "spec": {}})),
+        (global(Kind::GlobalNetworkPolicy, "knp.default.p"), json!({"metadata": {}, "spec": {}})),
         (namespaced(Kind::Pod, "w"), json!({"metadata": {"name": "w", "labels": {}}, "spec": {}})),
         (namespaced(Kind::Pod, "v"), json!({"metadata": {"name": "v"}, "spec": {}})),
         (global(Kind::Namespace, "damaged"), json!("damaged")),
@@ -255,6 +246,53 @@ async fn what_somebody_else_created_is_never_touched() {
         assert_eq!(value(&*store, key).await, *expected, "{key}");
     }
     drop(running);
+}
+
+/// Names that Calico's kube-controllers reserve, with what these wrote before they were stopped: a policy that has changed since, and objects
+/// whose sources are gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_copies_of_calicos_controllers_are_continued() {
+    let (kubernetes, store) = (memory(), memory());
+    fill(&*kubernetes).await;
+    let fresh = memory();
+    let first = start(fresh.clone(), Some(kubernetes.clone()), "other");
+    until("the pod is copied", async || fresh.get(&namespaced(Kind::Pod, "w")).await.unwrap().is_some())
+        .await;
+    drop(first);
+    let of_calico = |name: &str| {
+        json!({"metadata": {"name": name, "uid": format!("of-calico-{name}"), "labels": {"projectcalico.org/tier": "default"}},
+            "spec": {"order": 1, "selector": "all()"}})
+    };
+    let kept = [
+        global(Kind::Profile, "kns.n"),
+        global(Kind::Profile, "ksa.n.s"),
+        namespaced(Kind::NetworkPolicy, "knp.default.p"),
+    ];
+    let gone = [
+        global(Kind::Profile, "kns.gone"),
+        global(Kind::Profile, "ksa.n.gone"),
+        namespaced(Kind::NetworkPolicy, "knp.default.gone"),
+    ];
+    for key in kept.iter().chain(&gone) {
+        put(&*store, key, of_calico(&key.name)).await;
+    }
+    let _running = start(store.clone(), Some(kubernetes.clone()), "me");
+    for key in &gone {
+        until("what has no source is gone", async || store.get(key).await.unwrap().is_none()).await;
+    }
+    for key in &kept {
+        let expected = value(&*fresh, key).await;
+        until("a copy has the content of its source", async || {
+            value(&*store, key).await["spec"] == expected["spec"]
+        })
+        .await;
+        let metadata = value(&*store, key).await["metadata"].clone();
+        assert_eq!(metadata["uid"], format!("of-calico-{}", key.name), "Calico's client refuses another one");
+        assert_eq!(metadata["annotations"], expected["metadata"]["annotations"]);
+    }
+    kubernetes.delete(&namespaced(Kind::KubernetesNetworkPolicy, "p"), None).await.unwrap();
+    until("a continued copy goes with its source", async || store.get(&kept[2]).await.unwrap().is_none())
+        .await;
 }
 
 /// A list that lacks objects deletes nothing, because each object is looked up first.

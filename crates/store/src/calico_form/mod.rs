@@ -9,6 +9,39 @@ use serde_json::{Map, Value, json};
 use tortie_api::Kind;
 
 use self::canonical::canonical;
+use crate::etcd::is_calico_resource;
+
+/// The form in which a datastore keeps objects. Who compares the content that an object should have with a stored object, compares in this
+/// form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StorageForm {
+    /// As they are given.
+    AsGiven,
+    /// Calico's resources have Calico's form: in etcd, where Calico's programs read them, too.
+    Calico,
+}
+
+impl StorageForm {
+    /// Brings the content that an object should have into the form in which it is read. Nodes are stored in another form than they are
+    /// read, so a Node stays as it is.
+    pub fn fill(self, kind: Kind, content: &mut Value) {
+        if self.has_identities(kind) && kind != Kind::Node {
+            fill(kind, content);
+        }
+    }
+
+    /// Whether each object of the kind has a uid and a time of creation.
+    #[must_use]
+    pub fn has_identities(self, kind: Kind) -> bool {
+        self == Self::Calico && is_calico_resource(kind)
+    }
+
+    /// Whether a stored object lacks the identity that it has in this form.
+    #[must_use]
+    pub fn misses_identity(self, kind: Kind, stored: &Value) -> bool {
+        self.has_identities(kind) && lacks_identity(stored)
+    }
+}
 
 /// The identity of a new object.
 #[derive(Debug, Clone, Copy)]
@@ -24,17 +57,37 @@ const TIER_LABEL: &str = "projectcalico.org/tier";
 /// The annotation of policies with the name that the user gave them.
 const METADATA: &str = "projectcalico.org/metadata";
 const DEFAULT_TIER: &str = "default";
+/// The fields of metadata that each object has.
+const IDENTITY: [&str; 2] = ["uid", "creationTimestamp"];
 
-/// Brings an object of a kind that Calico keeps in etcd into Calico's form. What the object has already stays. An object without
-/// metadata or with a `spec` that is no object stays as it is.
+/// Brings an object of a kind that Calico keeps in etcd into the form in which Calico's client stores it. What the object has already
+/// stays. An object without metadata or with a `spec` that is no object stays as it is.
 pub fn complete(kind: Kind, object: &mut Value, origin: Origin<'_>) {
-    let Some(fields) = object.as_object_mut() else { return };
-    let Some(Value::Object(metadata)) = fields.get("metadata") else { return };
+    if !fill(kind, object) {
+        return;
+    }
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    if is_tiered(kind) {
+        let name = json!({"name": metadata.get("name").and_then(Value::as_str).unwrap_or_default()});
+        set_text(metadata, "annotations", METADATA, &name.to_string());
+    }
+    for (field, text) in IDENTITY.into_iter().zip([origin.uid, origin.created]) {
+        if metadata.get(field).is_none_or(Value::is_null) {
+            metadata.insert(field.to_owned(), json!(text));
+        }
+    }
+}
+
+/// Brings an object into the form in which Calico's client shows it: as [`complete`] does, but without an identity, and without the
+/// annotation that keeps the name of a policy. Returns false if the object stays as it is.
+pub fn fill(kind: Kind, object: &mut Value) -> bool {
+    let Some(fields) = object.as_object_mut() else { return false };
+    let Some(Value::Object(metadata)) = fields.get("metadata") else { return false };
     let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
     let mut spec = match fields.get("spec") {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(spec)) => spec.clone(),
-        Some(_) => return,
+        Some(_) => return false,
     };
     canonical(&mut spec);
     set_defaults(kind, &name, &mut spec);
@@ -43,26 +96,54 @@ pub fn complete(kind: Kind, object: &mut Value, origin: Origin<'_>) {
     if matches!(kind, Kind::Tier | Kind::KubeControllersConfiguration) {
         fields.entry("status").or_insert_with(|| json!({}));
     }
-    let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    if is_tiered(kind) {
-        set_text(metadata, "labels", TIER_LABEL, &tier);
-        set_text(metadata, "annotations", METADATA, &json!({"name": name}).to_string());
-    }
-    identify(metadata, origin);
-}
-
-fn identify(metadata: &mut Map<String, Value>, origin: Origin<'_>) {
+    let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) else { return false };
     // Both are the datastore's.
     metadata.remove("resourceVersion");
     metadata.remove("selfLink");
+    if is_tiered(kind) {
+        set_text(metadata, "labels", TIER_LABEL, &tier);
+    }
+    remove_empty(metadata);
+    true
+}
+
+/// Brings a stored object into the form in which Calico's client shows it: a policy has the name that its user gave. Versions of Calico
+/// before 3.30 stored `default.p` for `p`, and those before 3.32 kept the name in an annotation besides.
+pub(crate) fn show(kind: Kind, object: &mut Value) {
+    if !is_tiered(kind) {
+        return;
+    }
+    let is_in_default_tier =
+        object["spec"]["tier"].as_str().is_none_or(|tier| matches!(tier, "" | DEFAULT_TIER));
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let annotations = metadata.get_mut("annotations").and_then(Value::as_object_mut);
+    // A damaged annotation stays where an operator sees it.
+    let kept = annotations.and_then(|all| {
+        let name =
+            serde_json::from_str::<Value>(all.get(METADATA)?.as_str()?).ok()?["name"].as_str()?.to_owned();
+        all.remove(METADATA);
+        Some(name)
+    });
+    let stored = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
+    let trimmed = stored.strip_prefix("default.").filter(|rest| is_in_default_tier && !rest.is_empty());
+    if let Some(name) = kept.filter(|name| !name.is_empty()).or_else(|| trimmed.map(str::to_owned)) {
+        metadata.insert("name".to_owned(), json!(name));
+    }
+    remove_empty(metadata);
+}
+
+/// Whether an object lacks the uid or the time of creation, without which Calico's client refuses to update it. No client of Calico has
+/// written such an object.
+#[must_use]
+pub fn lacks_identity(object: &Value) -> bool {
+    let has = |field| object["metadata"][field].as_str().is_some_and(|text| !text.is_empty());
+    object["metadata"].is_object() && !IDENTITY.into_iter().all(has)
+}
+
+fn remove_empty(metadata: &mut Map<String, Value>) {
     for field in ["labels", "annotations"] {
         if metadata.get(field).and_then(Value::as_object).is_some_and(Map::is_empty) {
             metadata.remove(field);
-        }
-    }
-    for (field, text) in [("uid", origin.uid), ("creationTimestamp", origin.created)] {
-        if metadata.get(field).is_none_or(Value::is_null) {
-            metadata.insert(field.to_owned(), json!(text));
         }
     }
 }

@@ -21,11 +21,13 @@ use tortie_api::{Key, Kind, Position, Positions};
 pub use client::{Etcd, EtcdConfig, Login};
 pub use entries::{Condition, Entries, Entry, EntryChange, EtcdLease};
 use history::Witnesses;
+pub(crate) use keys::is_calico_resource;
 use message::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, PutRequest, RangeRequest,
     RequestOp, SortOrder, SortTarget, TargetUnion, TxnOperation, TxnRequest, WatchCreateRequest,
 };
 
+use crate::calico_form::{Origin, StorageForm, lacks_identity};
 use crate::follow::{Event, Follow, Source, Watch, follow};
 use crate::{
     Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
@@ -47,8 +49,8 @@ struct Encoded {
 }
 
 impl Encoded {
-    /// `None` if the expected version is none of etcd's, so that the write is a conflict.
-    fn new(write: &Write) -> Option<Self> {
+    /// `None` if the expected version is none of etcd's, so that the write is a conflict. `origin` is for an object without identity.
+    fn new(write: &Write, origin: Origin<'_>) -> Option<Self> {
         let key = keys::encode(write.key()).into_bytes();
         let condition = |result: CompareResult, target: CompareTarget, value: TargetUnion| Compare {
             result: result.into(),
@@ -65,7 +67,7 @@ impl Encoded {
         let put = |value: &Value| {
             TxnOperation::Put(PutRequest {
                 key: key.clone(),
-                value: values::encode(write.key(), value.clone()),
+                value: values::encode(write.key(), value.clone(), origin),
                 lease: 0,
             })
         };
@@ -80,10 +82,70 @@ impl Encoded {
     }
 }
 
+/// The identity of an object that has none.
+struct Identity {
+    uid: String,
+    created: String,
+}
+
+impl Identity {
+    fn new() -> Self {
+        let created = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        Self { uid: uuid::Uuid::new_v4().to_string(), created }
+    }
+
+    /// The parts that a stored object has, and new ones in place of the others.
+    fn from_stored(stored: &Stored) -> Self {
+        let Self { mut uid, mut created } = Self::new();
+        for (own, field) in [(&mut uid, "uid"), (&mut created, "creationTimestamp")] {
+            if let Some(known) = stored.value["metadata"][field].as_str().filter(|text| !text.is_empty()) {
+                known.clone_into(own);
+            }
+        }
+        Self { uid, created }
+    }
+
+    fn origin(&self) -> Origin<'_> {
+        Origin { uid: &self.uid, created: &self.created }
+    }
+}
+
 impl Etcd {
+    /// The identity that the object of a write gets if the write names none: that of the stored object, because Calico's client refuses to
+    /// change one.
+    async fn identity(&self, write: &Write) -> Result<Identity, StoreError> {
+        let stored = match write {
+            Write::Update(key, value, _) if is_calico_resource(key.kind) && lacks_identity(value) => {
+                self.get(key).await?
+            }
+            _ => None,
+        };
+        Ok(stored.map_or_else(Identity::new, |stored| Identity::from_stored(&stored)))
+    }
+
+    /// Creates an object, or updates this version of it, and returns it as it is stored.
+    async fn put(&self, key: &Key, value: Value, expected: Option<&Version>) -> Result<Stored, StoreError> {
+        let write = match expected {
+            None => Write::Create(key.clone(), value.clone()),
+            Some(expected) => Write::Update(key.clone(), value.clone(), expected.clone()),
+        };
+        let identity = self.identity(&write).await?;
+        let written = self.execute(&write, identity.origin()).await?;
+        let value = match is_calico_resource(key.kind) {
+            true => values::decode(key, &values::encode(key, value, identity.origin())),
+            false => value,
+        };
+        Ok(Stored::new(key.clone(), value, written))
+    }
+
     /// Executes one write.
     async fn write(&self, write: &Write) -> Result<Written, StoreError> {
-        let Some(Encoded { key, compare, request }) = Encoded::new(write) else {
+        let identity = self.identity(write).await?;
+        self.execute(write, identity.origin()).await
+    }
+
+    async fn execute(&self, write: &Write, origin: Origin<'_>) -> Result<Written, StoreError> {
+        let Some(Encoded { key, compare, request }) = Encoded::new(write, origin) else {
             return Err(self.rejected(write, self.get(write.key()).await?.is_some()));
         };
         let current = RangeRequest { key, keys_only: true, ..RangeRequest::default() };
@@ -115,9 +177,12 @@ impl Etcd {
 
     /// Executes writes of different keys in one transaction; `None` if one of them was rejected.
     async fn write_together(&self, writes: &[Write]) -> Result<Option<Vec<Written>>, StoreError> {
-        let Some(encoded) = writes.iter().map(Encoded::new).collect::<Option<Vec<_>>>() else {
-            return Ok(None);
-        };
+        let mut encoded = Vec::with_capacity(writes.len());
+        for write in writes {
+            let identity = self.identity(write).await?;
+            let Some(one) = Encoded::new(write, identity.origin()) else { return Ok(None) };
+            encoded.push(one);
+        }
         let (compare, success) = encoded
             .into_iter()
             .map(|write| (write.compare, RequestOp { request: Some(write.request) }))
@@ -130,6 +195,10 @@ impl Etcd {
 
 #[async_trait]
 impl Store for Etcd {
+    fn storage_form(&self) -> StorageForm {
+        StorageForm::Calico
+    }
+
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
         let request = RangeRequest { key: keys::encode(key).into_bytes(), ..RangeRequest::default() };
         let found = self.range(request).await?.kvs.into_iter().next();
@@ -202,13 +271,11 @@ impl Store for Etcd {
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
-        let written = self.write(&Write::Create(key.clone(), value.clone())).await?;
-        Ok(Stored::new(key.clone(), value, written))
+        self.put(key, value, None).await
     }
 
     async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
-        let written = self.write(&Write::Update(key.clone(), value.clone(), expected.clone())).await?;
-        Ok(Stored::new(key.clone(), value, written))
+        self.put(key, value, Some(expected)).await
     }
 
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {

@@ -6,6 +6,7 @@ use tortie_api::{Key, Kind, Position};
 
 use super::message::{LeaseGrantResponse, RangeResponse, TxnResponse, WatchResponse};
 use super::{entries, events, keys, stored, values};
+use crate::calico_form::Origin;
 use crate::{Event, Interest, StoreError};
 
 /// The object of a key of etcd, and the key that is written for it.
@@ -22,10 +23,10 @@ pub fn value(key: &Key, text: &[u8]) -> Value {
     values::decode(key, text)
 }
 
-/// The text that is stored for an object.
+/// The text that is stored for an object, with a fixed identity if it has none.
 #[must_use]
 pub fn text(key: &Key, value: Value) -> Vec<u8> {
-    values::encode(key, value)
+    values::encode(key, value, Origin { uid: "uid", created: "created" })
 }
 
 /// Reads an answer of etcd as a message of each type, and returns the events of a watch.
