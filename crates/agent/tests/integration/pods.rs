@@ -39,7 +39,9 @@ async fn a_pod_is_added_checked_and_deleted() {
     bed.pod("p", "u1", json!({"app": "a"})).await;
     let success = bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap().unwrap();
     let endpoint = bed.endpoint("p", "eth0").await.unwrap();
-    assert_eq!(endpoint["metadata"]["labels"], json!({"app": "a"}));
+    let labels =
+        json!({"app": "a", "projectcalico.org/namespace": "n", "projectcalico.org/orchestrator": "k8s"});
+    assert_eq!(endpoint["metadata"]["labels"], labels);
     assert_eq!(endpoint["metadata"]["annotations"], json!({"tortie.io/pod-uid": "u1"}));
     assert_eq!(endpoint["spec"]["ipNetworks"], json!([success.ips[0].address]));
     assert!(
@@ -260,7 +262,7 @@ async fn a_relabel_during_add_is_not_lost_on_any_interface() {
         });
         added.unwrap();
         until("the endpoint has the pod's labels", || async {
-            bed.endpoint("p", interface).await.unwrap()["metadata"]["labels"] == json!({"app": "new"})
+            bed.endpoint("p", interface).await.unwrap()["metadata"]["labels"]["app"] == "new"
         })
         .await;
     }
