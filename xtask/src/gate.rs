@@ -20,8 +20,7 @@ pub(crate) const OF_CALICO: [&str; 4] = [
     "../shared/vectors/calicoctl-stored-even.jsonl.gz",
 ];
 
-/// The seed of proptest's random cases, and its value in the gate. A change fails there for its own faults only. Other runs, and `soak`,
-/// look for new cases.
+/// The seed of proptest's random cases in the gate: a change fails there for its own faults only. Other runs look for new cases.
 const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "1");
 
 /// The job that builds and checks the programs for Windows.
@@ -95,6 +94,7 @@ fn verdicts() -> Result<Vec<Job>> {
         job("published verdicts, by Windows nodes", &[PUBLISHED, "--on", "emulator"]),
         job("published verdicts, by this kernel", &[PUBLISHED, "--on", "kernel"]),
         job("Calico's selectors, validation and stored form", &[selectors, validation, stored]),
+        job("Calico's stored form, by etcd", &[stored, "--on", "etcd"]),
         job("objects that Calico accepts, by the API server", &[validation, "--on", "server"]),
         job("Calico's verdicts, by the programs", &[verdicts, "--on", "program"]),
         job("Calico's verdicts, by the oracle", &[verdicts, "--on", "oracle"]),

@@ -53,7 +53,7 @@ cargo xtask mutations [--skip-baseline] [NAME…]
                             reports which mistakes of tests/mutations the tests notice; needs root, and hours for all of them
 cargo xtask bench [NAME]    measurements beside named peers: addresses, bgp, calc, cni, demo, kubernetes, nftables, vxlan,
                             windows; all without NAME
-cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
+cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server|etcd]
                             replays files of published verdicts; fails where one differs; kernel needs root";
 
 #[cfg(test)]

@@ -9,9 +9,8 @@ use crate::{Key, Resource};
 /// Writes the defaults into a valid object.
 pub(crate) fn fill(key: &Key, value: &mut Value, resource: &Resource) {
     let (field, types) = match resource {
-        Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy) => {
-            ("policyTypes", policy.effective_types())
-        }
+        // Calico stores a staged one as it is given.
+        Resource::KubernetesNetworkPolicy(policy) => ("policyTypes", policy.effective_types()),
         Resource::NetworkPolicy(policy) | Resource::StagedNetworkPolicy(policy) => {
             ("types", policy.spec.effective_types())
         }

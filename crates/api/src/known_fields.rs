@@ -31,11 +31,13 @@ const SERVICE_PORT: &[&str] = &["appProtocol", "name", "nodePort", "port", "prot
 const SLICE_ENDPOINT: &[&str] =
     &["addresses", "conditions", "deprecatedTopology", "hints", "hostname", "nodeName", "targetRef", "zone"];
 const SLICE_PORT: &[&str] = &["appProtocol", "name", "port", "protocol"];
+/// The fields of Kubernetes, and those of [`crate::calico::node::KEPT`].
 const NODE: &[&str] = &[
-    // Of Calico's Node in etcd.
     "addresses",
     "configSource",
     "externalID",
+    "interfaces",
+    "orchRefs",
     "podCIDR",
     "podCIDRs",
     "providerID",

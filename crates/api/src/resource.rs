@@ -161,7 +161,7 @@ impl Resource {
         crate::calico::check_as_written(key.kind, value)?;
         Ok(match key.kind {
             Kind::Namespace => Self::Namespace(typed(value).map_err(one)?),
-            Kind::Node => Self::Node(typed(value).map_err(one)?),
+            Kind::Node => Self::Node(typed::<Node>(value).map_err(one)?.with_calicos_labels()),
             Kind::ServiceAccount => Self::ServiceAccount(typed(value).map_err(one)?),
             Kind::Pod => Self::Pod(typed(value).map_err(one)?),
             Kind::Service => Self::Service(typed(value).map_err(one)?),

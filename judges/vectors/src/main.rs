@@ -8,12 +8,13 @@
 //! | `objects`, `flows` | [`clusters`] | program, oracle, kernel, emulator |
 //! | `object`, `accepted` | [`validation`], [`definitions`] | the manifest reader; with `--on server`, the API server |
 //! | `selector`, `canonical` | [`selectors`] | the selector parser |
-//! | `document`, `stored` | [`stored`] | the form of stored objects |
+//! | `document`, `stored` | [`stored`], [`in_etcd`] | the form of stored objects; with `--on etcd`, Tortie's client of etcd |
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
 
 mod clusters;
 mod cyclonus;
 mod definitions;
+mod in_etcd;
 mod rendered;
 mod selectors;
 mod stored;
@@ -125,7 +126,7 @@ fn main() -> std::process::ExitCode {
     setup::command::main(run)
 }
 
-/// `cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]`.
+/// `cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server|etcd]`.
 fn run(arguments: &[&str]) -> Result<()> {
     let (files, on) = match arguments {
         [files @ .., "--on", on] => (files, *on),
@@ -136,8 +137,10 @@ fn run(arguments: &[&str]) -> Result<()> {
         "oracle" => vec![On::Oracle],
         "kernel" => vec![On::Kernel],
         "emulator" => emulators(),
-        "server" => vec![],
-        other => bail!("--on {other:?} does not exist; choose program, oracle, kernel, emulator or server"),
+        "server" | "etcd" => vec![],
+        other => {
+            bail!("--on {other:?} does not exist; choose program, oracle, kernel, emulator, server or etcd")
+        }
     };
     if files.is_empty() {
         bail!("name at least one file");
@@ -149,6 +152,10 @@ fn run(arguments: &[&str]) -> Result<()> {
         let first = lines.first().with_context(|| format!("{file} is empty"))?;
         different += if first["selector"].is_string() {
             selectors::replay(file, &lines)?
+        } else if first["stored"].is_object() && on == "etcd" {
+            in_etcd::replay(file, &lines)?
+        } else if on == "etcd" {
+            bail!("{file}: --on etcd judges files of stored objects only");
         } else if first["stored"].is_object() {
             stored::replay(file, &lines)?
         } else if first["object"].is_object() && on == "server" {

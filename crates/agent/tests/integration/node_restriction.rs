@@ -184,6 +184,10 @@ fn an_agent_changes_its_own_node_and_pods_only() {
             expect(&what("a finalizer"), patch(kind, node, &finalizer), false);
             let label = json!({"metadata": {"labels": {"app": "trusted"}}});
             expect(&what("a label"), patch(kind, node, &label), false);
+            let labels =
+                json!({"metadata": {"annotations": {"projectcalico.org/labels": "{\"app\":\"trusted\"}"}}});
+            // Those of pods have no meaning.
+            expect(&what("labels in an annotation"), patch(kind, node, &labels), is_own && kind == "pod");
             let status = match kind {
                 "node" => json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}),
                 _ => json!({"status": {"podIPs": [{"ip": "192.0.2.1"}], "podIP": "192.0.2.1"}}),

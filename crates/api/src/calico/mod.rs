@@ -7,6 +7,7 @@ mod endpoint;
 mod felix;
 mod host;
 mod ipam;
+pub(crate) mod node;
 mod policy;
 mod pool;
 mod sets;
@@ -33,6 +34,7 @@ pub use felix::{
 };
 pub use host::{HostEndpoint, HostEndpointSpec};
 pub use ipam::{IpReservation, IpReservationSpec, IpamConfig, IpamConfigSpec};
+pub use node::{from_calico_node, to_calico_node, without_fields_of_etcd};
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,
     RuleMetadata, ServiceAccountMatch, ServiceMatch, StagedAction,

@@ -100,8 +100,24 @@ impl Node {
     pub const VXLAN_ADDRESS_V6: &str = "projectcalico.org/IPv6VXLANTunnelAddr";
     /// The annotation with the MAC address of the node's IPv6 VXLAN device.
     pub const VXLAN_MAC_V6: &str = "projectcalico.org/VXLANTunnelMACAddrV6";
+    /// The annotation with the AS number of the node's BGP speaker.
+    pub const AS_NUMBER: &str = "projectcalico.org/ASNumber";
+    /// The annotation with labels, as JSON, that only Calico's programs and Tortie see. calicoctl writes it in a Kubernetes API.
+    pub const LABELS: &str = "projectcalico.org/labels";
     /// The label with the node's operating system.
     pub const OS: &str = "kubernetes.io/os";
+
+    /// The node with the labels of the annotation [`LABELS`](Self::LABELS). The node's own labels take precedence, and an annotation that
+    /// is no mapping of texts does not count, as in Calico (`libcalico-go/lib/backend/k8s/resources/node.go`).
+    #[must_use]
+    pub(crate) fn with_calicos_labels(mut self) -> Self {
+        let text = self.metadata.annotations.get(Self::LABELS);
+        let more = text.and_then(|text| serde_json::from_str::<BTreeMap<String, String>>(text).ok());
+        for (name, value) in more.into_iter().flatten() {
+            self.metadata.labels.entry(name).or_insert(value);
+        }
+        self
+    }
 
     /// The node's own address.
     #[must_use]
@@ -368,6 +384,25 @@ mod tests {
 
     use super::*;
     use crate::{Key, Kind, Resource};
+
+    #[test]
+    fn labels_of_calicos_annotation_count_unless_the_node_has_them() {
+        let own = json!({"zone": "a", "os": "linux"});
+        for (text, expected) in [
+            (r#"{"zone":"b","rack":"1"}"#, json!({"zone": "a", "os": "linux", "rack": "1"})),
+            ("{}", own.clone()),
+            ("{", own.clone()),
+            (r#"{"rack":1}"#, own.clone()),
+            ("[]", own.clone()),
+        ] {
+            let value =
+                json!({"metadata": {"name": "n", "labels": own, "annotations": {Node::LABELS: text}}});
+            let Ok(Resource::Node(node)) = Resource::read(&Key::global(Kind::Node, "n"), &value) else {
+                panic!("{value} is a Node");
+            };
+            assert_eq!(json!(node.metadata.labels), expected, "{text}");
+        }
+    }
 
     /// Names are left out, what no node can have is named, and each address occurs once.
     #[test]

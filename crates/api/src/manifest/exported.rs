@@ -5,9 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::Preconditions;
 use super::meaning::{self, Meaning};
+use crate::calico::from_calico_node;
 use crate::support::set_protected;
 use crate::yaml::{Document, Lines};
-use crate::{FieldError, Kind, kubernetes::Node};
+use crate::{FieldError, Kind};
 
 /// The annotation in which Calico keeps the metadata of a custom resource of its old group
 /// (`libcalico-go/lib/backend/k8s/resources`).
@@ -127,48 +128,12 @@ fn unpack_metadata(value: &mut Value) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// The `spec` of Calico's nodes.
-const CALICO_NODE: [&str; 9] = [
-    "addresses",
-    "bgp",
-    "interfaces",
-    "ipv4VXLANTunnelAddr",
-    "ipv6VXLANTunnelAddr",
-    "orchRefs",
-    "vxlanTunnelMACAddr",
-    "vxlanTunnelMACAddrV6",
-    "wireguard",
-];
-
-/// Converts a node of `calicoctl get nodes` to the Kubernetes node from which Calico derives it.
+/// Converts a node of `calicoctl get nodes` to the Kubernetes node from which Calico derives it. Fields that no Calico node has stay, so that
+/// validation rejects them.
 fn of_calico_node(value: &mut Value, lines: &mut Lines) {
-    let mut spec = value.get_mut("spec").map(Value::take).unwrap_or_default();
-    let annotations = [
-        (Node::ADDRESS, "/bgp/ipv4Address"),
-        (Node::ADDRESS_V6, "/bgp/ipv6Address"),
-        (Node::IPIP_ADDRESS, "/bgp/ipv4IPIPTunnelAddr"),
-        (Node::VXLAN_ADDRESS, "/ipv4VXLANTunnelAddr"),
-        (Node::VXLAN_MAC, "/vxlanTunnelMACAddr"),
-        (Node::VXLAN_ADDRESS_V6, "/ipv6VXLANTunnelAddr"),
-        (Node::VXLAN_MAC_V6, "/vxlanTunnelMACAddrV6"),
-    ];
-    value["apiVersion"] = json!(Kind::Node.api_version());
-    let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    let Some(written) = metadata.entry("annotations").or_insert_with(|| json!({})).as_object_mut() else {
-        return;
-    };
-    for (annotation, pointer) in annotations {
-        if let Some(text) = spec.pointer(pointer) {
-            written.insert(annotation.to_owned(), text.clone());
-            let from = format!("spec{}", pointer.replace('/', "."));
-            lines.alias(&from, &format!("metadata.annotations.{annotation}"));
-        }
+    for (field, annotation) in from_calico_node(value) {
+        lines.alias(&field, &format!("metadata.annotations.{annotation}"));
     }
-    // Fields that no Calico node has stay, so that validation rejects them.
-    if let Some(fields) = spec.as_object_mut() {
-        fields.retain(|field, _| !CALICO_NODE.contains(&field.as_str()));
-    }
-    value["spec"] = spec;
 }
 
 /// Removes what only the exporting cluster can use; returns what tells which stored object is meant.

@@ -33,7 +33,6 @@ use crate::speaker::{Config, Password, PeerConfig};
 const DEFAULT_AS: u32 = 64512;
 const DEFAULT_PORT: u16 = BgpConfigurationSpec::PORT;
 /// The annotations of a Node with what Calico keeps in its own Node (`libcalico-go/lib/backend/k8s/resources/node.go`).
-const AS_NUMBER: &str = "projectcalico.org/ASNumber";
 const CLUSTER_ID: &str = "projectcalico.org/RouteReflectorClusterID";
 
 /// The resources that a speaker depends on.
@@ -201,9 +200,9 @@ fn member<'a>(
     let metadata = &node.metadata;
     let annotation =
         |name: &str| metadata.annotations.get(name).map(String::as_str).filter(|text| !text.is_empty());
-    let number = annotation(AS_NUMBER).map(|text| as_number(&Value::from(text)));
+    let number = annotation(Node::AS_NUMBER).map(|text| as_number(&Value::from(text)));
     if number == Some(None) {
-        let message = format!("its annotation {AS_NUMBER} is no AS number, and counts as absent");
+        let message = format!("its annotation {} is no AS number, and counts as absent", Node::AS_NUMBER);
         problems.push(Problem { about: format!("Node {}", metadata.name), message });
     }
     BgpNode {

@@ -66,6 +66,11 @@ pub fn complete(kind: Kind, object: &mut Value, origin: Origin<'_>) {
     if !fill(kind, object) {
         return;
     }
+    if has_rules(kind) {
+        for rule in rules(object) {
+            set(rule, &[("source", json!({})), ("destination", json!({}))]);
+        }
+    }
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     if is_tiered(kind) {
         let name = json!({"name": metadata.get("name").and_then(Value::as_str).unwrap_or_default()});
@@ -78,8 +83,8 @@ pub fn complete(kind: Kind, object: &mut Value, origin: Origin<'_>) {
     }
 }
 
-/// Brings an object into the form in which Calico's client shows it: as [`complete`] does, but without an identity, and without the
-/// annotation that keeps the name of a policy. Returns false if the object stays as it is.
+/// Brings an object into the form in which Calico's client shows it: as [`complete`] does, but without an identity, without the annotation
+/// that keeps the name of a policy, and without empty ends of rules. Returns false if the object stays as it is.
 pub fn fill(kind: Kind, object: &mut Value) -> bool {
     let Some(fields) = object.as_object_mut() else { return false };
     let Some(Value::Object(metadata)) = fields.get("metadata") else { return false };
@@ -93,6 +98,10 @@ pub fn fill(kind: Kind, object: &mut Value) -> bool {
     set_defaults(kind, &name, &mut spec);
     let tier = spec.get("tier").and_then(Value::as_str).unwrap_or(DEFAULT_TIER).to_owned();
     fields.insert("spec".to_owned(), Value::Object(spec));
+    if has_rules(kind) {
+        remove_empty_ends(object);
+    }
+    let Some(fields) = object.as_object_mut() else { return false };
     if matches!(kind, Kind::Tier | Kind::KubeControllersConfiguration) {
         fields.entry("status").or_insert_with(|| json!({}));
     }
@@ -110,6 +119,9 @@ pub fn fill(kind: Kind, object: &mut Value) -> bool {
 /// Brings a stored object into the form in which Calico's client shows it: a policy has the name that its user gave. Versions of Calico
 /// before 3.30 stored `default.p` for `p`, and those before 3.32 kept the name in an annotation besides.
 pub(crate) fn show(kind: Kind, object: &mut Value) {
+    if has_rules(kind) {
+        remove_empty_ends(object);
+    }
     if !is_tiered(kind) {
         return;
     }
@@ -169,7 +181,6 @@ fn is_staged(kind: Kind) -> bool {
 
 fn set_defaults(kind: Kind, name: &str, spec: &mut Map<String, Value>) {
     match kind {
-        Kind::Profile => complete_rules(spec),
         Kind::StagedKubernetesNetworkPolicy => {
             set(spec, &[("stagedAction", json!("Set")), ("podSelector", json!({}))]);
         }
@@ -197,7 +208,6 @@ fn set_defaults(kind: Kind, name: &str, spec: &mut Map<String, Value>) {
         ),
         Kind::KubeControllersConfiguration => set_controllers(spec),
         kind if is_tiered(kind) => {
-            complete_rules(spec);
             set(spec, &[("tier", json!(DEFAULT_TIER))]);
             if is_staged(kind) {
                 set(spec, &[("stagedAction", json!("Set"))]);
@@ -231,12 +241,22 @@ fn directions(spec: &Map<String, Value>) -> Value {
     json!(ingress.into_iter().chain(has("egress").then_some("Egress")).collect::<Vec<_>>())
 }
 
-/// Both ends of each rule are objects.
-fn complete_rules(spec: &mut Map<String, Value>) {
-    for direction in ["ingress", "egress"] {
-        for rule in spec.get_mut(direction).and_then(Value::as_array_mut).into_iter().flatten() {
-            if let Some(rule) = rule.as_object_mut() {
-                set(rule, &[("source", json!({})), ("destination", json!({}))]);
+fn has_rules(kind: Kind) -> bool {
+    is_tiered(kind) || kind == Kind::Profile
+}
+
+/// The rules of an object. Calico stores both ends of each, and shows those that say something.
+fn rules(object: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
+    let spec = object.get_mut("spec").and_then(Value::as_object_mut).into_iter().flatten();
+    let lists = spec.filter(|(field, _)| matches!(field.as_str(), "ingress" | "egress"));
+    lists.filter_map(|(_, list)| list.as_array_mut()).flatten().filter_map(Value::as_object_mut)
+}
+
+fn remove_empty_ends(object: &mut Value) {
+    for rule in rules(object) {
+        for end in ["source", "destination"] {
+            if rule.get(end).and_then(Value::as_object).is_some_and(Map::is_empty) {
+                rule.remove(end);
             }
         }
     }

@@ -1,29 +1,13 @@
 //! Values in etcd. Calico's resources are JSON without a resourceVersion (`libcalico-go/lib/clientv3/resources.go`). A
-//! Node is Calico's in etcd and the one of Kubernetes in Tortie: Calico's fields are its annotations
-//! (`libcalico-go/lib/backend/k8s/resources/node.go`).
+//! Node is Calico's in etcd and the one of Kubernetes in Tortie: Calico's fields are its annotations.
 
-use serde_json::{Map, Value, json};
-use tortie_api::kubernetes::Node;
+use serde_json::{Value, json};
+use tortie_api::calico::{from_calico_node, to_calico_node};
 use tortie_api::{Key, Kind};
 
 use super::keys;
 use crate::calico_form::{Origin, complete, show};
 use crate::stored_json;
-
-/// Annotations of the Kubernetes node, and the fields of Calico's node: parent and name below `spec`.
-const NODE_FIELDS: [(&str, Option<&str>, &str); 10] = [
-    (Node::ADDRESS, Some("bgp"), "ipv4Address"),
-    (Node::ADDRESS_V6, Some("bgp"), "ipv6Address"),
-    (Node::IPIP_ADDRESS, Some("bgp"), "ipv4IPIPTunnelAddr"),
-    ("projectcalico.org/RouteReflectorClusterID", Some("bgp"), "routeReflectorClusterID"),
-    (Node::VXLAN_ADDRESS, None, "ipv4VXLANTunnelAddr"),
-    (Node::VXLAN_MAC, None, "vxlanTunnelMACAddr"),
-    (Node::VXLAN_ADDRESS_V6, None, "ipv6VXLANTunnelAddr"),
-    (Node::VXLAN_MAC_V6, None, "vxlanTunnelMACAddrV6"),
-    ("projectcalico.org/IPv4WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv4Address"),
-    ("projectcalico.org/IPv6WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv6Address"),
-];
-const CALICO_VERSION: &str = "projectcalico.org/v3";
 
 /// The text that is stored for an object. An object of Calico has Calico's form, and this identity if it has none.
 pub(crate) fn encode(key: &Key, mut value: Value, origin: Origin<'_>) -> Vec<u8> {
@@ -44,90 +28,16 @@ pub(crate) fn decode(key: &Key, text: &[u8]) -> Value {
     }
     let mut value = stored_json::decode(key, text);
     if key.kind == Kind::Node {
-        of_calico_node(&mut value);
+        from_calico_node(&mut value);
     }
     show(key.kind, &mut value);
     value
 }
 
-fn to_calico_node(value: &mut Value) {
-    let Some(fields) = value.as_object_mut() else { return };
-    let annotations = fields.get_mut("metadata").and_then(|metadata| metadata.get_mut("annotations"));
-    let Some(annotations) = annotations.and_then(Value::as_object_mut) else { return };
-    let mut moved = Vec::new();
-    for (annotation, parent, field) in NODE_FIELDS {
-        if let Some(text) = annotations.remove(annotation) {
-            moved.push((parent, field, text));
-        }
-    }
-    if annotations.is_empty()
-        && !moved.is_empty()
-        && let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut)
-    {
-        metadata.remove("annotations");
-    }
-    if fields.get("apiVersion").is_some_and(|version| version == Kind::Node.api_version()) {
-        fields.insert("apiVersion".to_owned(), json!(CALICO_VERSION));
-    }
-    let Some(spec) = object_at(fields, "spec") else { return };
-    for (parent, field, text) in moved {
-        let section = match parent {
-            Some(parent) => object_at(spec, parent),
-            None => Some(&mut *spec),
-        };
-        if let Some(section) = section {
-            section.insert(field.to_owned(), text);
-        }
-    }
-    if spec.is_empty() {
-        fields.remove("spec");
-    }
-}
-
-fn of_calico_node(value: &mut Value) {
-    let Some(fields) = value.as_object_mut() else { return };
-    if fields.get("apiVersion").is_some_and(|version| version == CALICO_VERSION) {
-        fields.insert("apiVersion".to_owned(), json!(Kind::Node.api_version()));
-    }
-    let Some(spec) = fields.get_mut("spec").and_then(Value::as_object_mut) else { return };
-    let mut found = Vec::new();
-    for (annotation, parent, field) in NODE_FIELDS {
-        let section = match parent {
-            Some(parent) => spec.get_mut(parent).and_then(Value::as_object_mut),
-            None => Some(&mut *spec),
-        };
-        if let Some(text) = section.and_then(|section| section.remove(field)) {
-            found.push((annotation, text));
-        }
-        // An empty section would be invalid when it is written back.
-        if let Some(parent) = parent
-            && spec.get(parent).and_then(Value::as_object).is_some_and(Map::is_empty)
-        {
-            spec.remove(parent);
-        }
-    }
-    if spec.is_empty() {
-        fields.remove("spec");
-    }
-    if found.is_empty() {
-        return;
-    }
-    let Some(metadata) = object_at(fields, "metadata") else { return };
-    let Some(annotations) = object_at(metadata, "annotations") else { return };
-    annotations.extend(found.into_iter().map(|(annotation, text)| (annotation.to_owned(), text)));
-}
-
-/// The object of a field, which is created if it is absent or null; `None` if the field has another type.
-fn object_at<'a>(fields: &'a mut Map<String, Value>, field: &str) -> Option<&'a mut Map<String, Value>> {
-    let value = fields.entry(field).or_insert(Value::Null);
-    if value.is_null() {
-        *value = json!({});
-    }
-    value.as_object_mut()
-}
-
 #[cfg(test)]
 mod tests {
+    use tortie_api::kubernetes::Node;
+
     use super::*;
 
     const ORIGIN: Origin<'static> =
@@ -151,9 +61,9 @@ mod tests {
         let kubernetes = json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {"name": "n", "labels": {"kubernetes.io/os": "linux"}, "uid": "u", "creationTimestamp": "t",
-                "annotations": {Node::ADDRESS: "192.0.2.1/24", Node::VXLAN_ADDRESS: "10.0.0.1"}},
+                "annotations": {Node::ADDRESS: "192.0.2.1/24", Node::AS_NUMBER: "64512", Node::VXLAN_ADDRESS: "10.0.0.1"}},
             "spec": {
-                "bgp": {"asNumber": 64_512}, "orchRefs": [{"nodeName": "n", "orchestrator": "k8s"}],
+                "orchRefs": [{"nodeName": "n", "orchestrator": "k8s"}],
                 "ofTheFuture": 1_800_000_000_000_000_123_u64,
             },
         });

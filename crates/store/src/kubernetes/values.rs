@@ -1,6 +1,7 @@
 //! Objects of the Kubernetes API, and the same objects in Tortie. The version is not part of a value here.
 
 use serde_json::{Map, Value, json};
+use tortie_api::calico::without_fields_of_etcd;
 use tortie_api::{Key, Kind, Position};
 
 use super::endpoints::Derived;
@@ -55,12 +56,16 @@ pub(crate) fn encode(
     expected: Option<&Version>,
 ) -> Result<Value, StoreError> {
     let invalid = |problem: String| StoreError::Invalid { key: key.clone(), problem };
-    let Value::Object(fields) = value else { return Err(invalid("it must be an object".to_owned())) };
+    let Value::Object(mut fields) = value else { return Err(invalid("it must be an object".to_owned())) };
     let api_version = resources::api_version(group, key.kind).ok_or(StoreError::KindAbsent(key.kind))?;
     check_name(group, key, &fields).map_err(invalid)?;
     let encoded = match key.kind {
         kind if ipam::is_ipam(kind) => ipam::encode(group, key, fields),
         kind if has_envelope(group, kind) => envelope::encode(key, fields),
+        Kind::Node => {
+            without_fields_of_etcd(&mut fields);
+            Ok(fields)
+        }
         _ => Ok(fields),
     };
     let mut fields = encoded.map_err(invalid)?;
@@ -189,6 +194,16 @@ mod tests {
         sent["metadata"]["managedFields"] = json!([1]);
         let read = decode(CRD, Kind::Pod, sent);
         assert_eq!(read, Ok(Decoded::Object(Stored::new(key, pod, Written::at(7)))));
+    }
+
+    /// The API server refuses fields that its Nodes do not have.
+    #[test]
+    fn a_node_of_calico_is_sent_without_the_fields_of_etcd() {
+        let key = Key::global(Kind::Node, "n");
+        let node = json!({"metadata": {"name": "n"}, "spec": {
+            "addresses": [], "interfaces": [], "orchRefs": [{"nodeName": "n", "orchestrator": "k8s"}], "unschedulable": true}});
+        let sent = encode(CRD, &key, node, None).unwrap_or_default();
+        assert_eq!(sent["spec"], json!({"unschedulable": true}));
     }
 
     #[test]

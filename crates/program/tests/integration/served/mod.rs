@@ -1,5 +1,6 @@
 //! Commands against a datastore that the test serves.
 
+mod calico_node;
 mod calicoctl;
 mod chart;
 mod checks;

@@ -1,0 +1,121 @@
+//! Calico's Node. In etcd, it is an object of its own; in a Kubernetes API, its fields are annotations of the Kubernetes Node
+//! (`libcalico-go/lib/backend/k8s/resources/node.go`). Tortie has the latter form everywhere, so it is translated where Calico's form is
+//! read and written.
+
+use serde_json::{Map, Value, json};
+
+use crate::Kind;
+use crate::kubernetes::Node;
+
+const CALICO: &str = "projectcalico.org/v3";
+
+/// Fields of `spec` that are annotations of the Kubernetes Node: the annotation, the parent below `spec`, and the name there.
+const ANNOTATED: [(&str, Option<&str>, &str); 11] = [
+    (Node::ADDRESS, Some("bgp"), "ipv4Address"),
+    (Node::ADDRESS_V6, Some("bgp"), "ipv6Address"),
+    (Node::IPIP_ADDRESS, Some("bgp"), "ipv4IPIPTunnelAddr"),
+    (Node::AS_NUMBER, Some("bgp"), "asNumber"),
+    ("projectcalico.org/RouteReflectorClusterID", Some("bgp"), "routeReflectorClusterID"),
+    (Node::VXLAN_ADDRESS, None, "ipv4VXLANTunnelAddr"),
+    (Node::VXLAN_MAC, None, "vxlanTunnelMACAddr"),
+    (Node::VXLAN_ADDRESS_V6, None, "ipv6VXLANTunnelAddr"),
+    (Node::VXLAN_MAC_V6, None, "vxlanTunnelMACAddrV6"),
+    ("projectcalico.org/IPv4WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv4Address"),
+    ("projectcalico.org/IPv6WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv6Address"),
+];
+
+/// Fields of `spec` of a Node of Calico that the Node of Kubernetes keeps elsewhere or not at all. Tortie keeps them as they are, because
+/// etcd has them.
+pub(crate) const KEPT: [&str; 3] = ["addresses", "interfaces", "orchRefs"];
+
+/// Removes from a Node what only etcd has: an API server refuses fields that its Nodes do not have, and reports addresses in the status.
+pub fn without_fields_of_etcd(node: &mut Map<String, Value>) {
+    if let Some(spec) = node.get_mut("spec").and_then(Value::as_object_mut) {
+        spec.retain(|field, _| !KEPT.contains(&field.as_str()));
+    }
+}
+
+/// Translates a Node into Calico's form.
+pub fn to_calico_node(value: &mut Value) {
+    let Some(fields) = value.as_object_mut() else { return };
+    if fields.get("apiVersion").is_some_and(|version| version == Kind::Node.api_version()) {
+        fields.insert("apiVersion".to_owned(), json!(CALICO));
+    }
+    let annotations = fields.get_mut("metadata").and_then(|metadata| metadata.get_mut("annotations"));
+    let Some(annotations) = annotations.and_then(Value::as_object_mut) else { return };
+    let mut moved = Vec::new();
+    for (annotation, parent, field) in ANNOTATED {
+        if let Some(text) = annotations.remove(annotation) {
+            let is_number = annotation == Node::AS_NUMBER;
+            let number = text.as_str().filter(|_| is_number).and_then(|text| text.parse::<u32>().ok());
+            moved.push((parent, field, number.map_or(text, |number| json!(number))));
+        }
+    }
+    if moved.is_empty() {
+        return;
+    }
+    if annotations.is_empty()
+        && let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut)
+    {
+        metadata.remove("annotations");
+    }
+    let Some(spec) = object_at(fields, "spec") else { return };
+    for (parent, field, value) in moved {
+        let section = match parent {
+            Some(parent) => object_at(spec, parent),
+            None => Some(&mut *spec),
+        };
+        if let Some(section) = section {
+            section.insert(field.to_owned(), value);
+        }
+    }
+}
+
+/// Translates a Node of Calico's form. Returns the fields that have become annotations, each with its annotation.
+pub fn from_calico_node(value: &mut Value) -> Vec<(String, &'static str)> {
+    let Some(fields) = value.as_object_mut() else { return Vec::new() };
+    if fields.get("apiVersion").is_some_and(|version| version == CALICO) {
+        fields.insert("apiVersion".to_owned(), json!(Kind::Node.api_version()));
+    }
+    let Some(spec) = fields.get_mut("spec").and_then(Value::as_object_mut) else { return Vec::new() };
+    let mut found = Vec::new();
+    for (annotation, parent, field) in ANNOTATED {
+        let section = match parent {
+            Some(parent) => spec.get_mut(parent).and_then(Value::as_object_mut),
+            None => Some(&mut *spec),
+        };
+        let text = section.and_then(|section| section.remove(field)).filter(|value| !value.is_null());
+        // Annotations are text.
+        let text = text.map(|value| if value.is_number() { json!(value.to_string()) } else { value });
+        found.extend(text.map(|text| (annotation, parent, field, text)));
+        // An empty section would be invalid when it is written back.
+        if let Some(parent) = parent
+            && spec.get(parent).and_then(Value::as_object).is_some_and(Map::is_empty)
+        {
+            spec.remove(parent);
+        }
+    }
+    if spec.is_empty() {
+        fields.remove("spec");
+    }
+    if found.is_empty() {
+        return Vec::new();
+    }
+    let Some(metadata) = object_at(fields, "metadata") else { return Vec::new() };
+    let Some(annotations) = object_at(metadata, "annotations") else { return Vec::new() };
+    let written = found.into_iter().map(|(annotation, parent, field, text)| {
+        annotations.insert(annotation.to_owned(), text);
+        let parent = parent.map(|parent| format!("{parent}.")).unwrap_or_default();
+        (format!("spec.{parent}{field}"), annotation)
+    });
+    written.collect()
+}
+
+/// The object of a field, which is created if it is absent or null; `None` if the field has another type.
+fn object_at<'a>(fields: &'a mut Map<String, Value>, field: &str) -> Option<&'a mut Map<String, Value>> {
+    let value = fields.entry(field).or_insert(Value::Null);
+    if value.is_null() {
+        *value = json!({});
+    }
+    value.as_object_mut()
+}
