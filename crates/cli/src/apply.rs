@@ -15,7 +15,7 @@ use crate::filenames::Filenames;
 use crate::filter::LabelFilter;
 use crate::manifests::{
     NOT_UNDERSTOOD, is_of_default_tier, other_name, read_all, refuse_managed, refuse_unknown_tiers, rename,
-    stored_otherwise,
+    stored_otherwise, stored_under_tier,
 };
 use crate::output;
 use crate::store::{StoreArguments, list, warn_of_lock};
@@ -149,6 +149,11 @@ pub(crate) async fn check(store: &dyn Store, objects: &mut [Object], expects: Ex
             object.key
         );
         if let Some(stored) = stored_otherwise(store, &object.key).await? {
+            rename(object, stored.key, &stored.value);
+        }
+    }
+    for object in objects.iter_mut().filter(|object| !is_of_default_tier(&object.value)) {
+        if let Some(stored) = stored_under_tier(store, object).await? {
             rename(object, stored.key, &stored.value);
         }
     }

@@ -35,6 +35,17 @@ pub(crate) async fn stored_otherwise(store: &dyn Store, key: &Key) -> anyhow::Re
     Ok(store.get(&other).await?.filter(|stored| is_of_default_tier(&stored.value)))
 }
 
+/// The policy of another tier than default that Calico 3.30 or 3.31 has stored under the names of its tier and its own.
+pub(crate) async fn stored_under_tier(store: &dyn Store, object: &Object) -> anyhow::Result<Option<Stored>> {
+    let Some(tier) = tier_of(object.key.kind, &object.value) else { return Ok(None) };
+    if store.get(&object.key).await?.is_some() {
+        return Ok(None);
+    }
+    let key = Key { name: format!("{tier}.{}", object.key.name), ..object.key.clone() };
+    let has_name = |stored: &Stored| stored.value["metadata"]["name"] == object.key.name.as_str();
+    Ok(store.get(&key).await?.filter(has_name))
+}
+
 /// The other name of a policy in tier default. Calico's datastore stores one policy as `default.x`, whether it was
 /// created as `x` or as `default.x`; kubectl exports that name, and users' manifests have the other.
 pub(crate) fn other_name(key: &Key) -> Option<Key> {

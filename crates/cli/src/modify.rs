@@ -365,8 +365,10 @@ async fn check(store: &dyn Store, key: &Key, old: &Value, value: &Value) -> anyh
     };
     let objects: Vec<Object> = manifest::read("the new object", &value.to_string()).map_err(problems)?;
     match &objects[..] {
-        // A policy of tier default may have another name than its key, if Calico has stored it.
-        [object] if object.key == *key || other_name(&object.key).is_some_and(|other| other == *key) => {}
+        // The name of a policy may be another one than that of its key, if Calico has stored it.
+        [object]
+            if Key { name: key.name.clone(), ..object.key.clone() } == *key
+                && object.value["metadata"]["name"] == old["metadata"]["name"] => {}
         _ => bail!("its kind, name and namespace cannot be changed"),
     }
     checks::refuse_fields(&objects)?;

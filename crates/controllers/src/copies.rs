@@ -43,7 +43,7 @@ pub(crate) const TARGETS: [Kind; 12] = [
 
 /// The annotation of Calico's Node with the labels that came from Kubernetes
 /// (`kube-controllers/pkg/controllers/node/labels.go`).
-const KUBE_LABELS: &str = "projectcalico.org/kube-labels";
+pub const KUBE_LABELS: &str = "projectcalico.org/kube-labels";
 
 /// The copies of an object, each with its key. A Node's is a draft: [`node`] completes it.
 pub(crate) fn copies(source: &Stored) -> Vec<(Key, Value)> {
@@ -121,22 +121,28 @@ fn pod(key: &Key, value: &Value) -> Value {
     copy
 }
 
+/// Nothing marks it as Tortie's: Calico's kube-controllers write the same under this name, and neither must change what the other has written.
 fn profile(source: &Stored) -> (Key, Value) {
-    let origin = origin(&source.key);
     let Stored { key, mut value, .. } = profile_of(source.clone());
-    value["metadata"] = json!({"name": key.name, "annotations": {COPIED_FROM: origin}});
+    value["metadata"] = json!({"name": key.name});
     (key, value)
 }
 
+/// Without a mark, too.
 fn policy(key: &Key, value: &Value) -> (Key, Value) {
     let copy = policies::copy_of(key);
-    let metadata =
-        json!({"name": copy.name, "namespace": copy.namespace, "annotations": {COPIED_FROM: origin(key)}});
+    let metadata = json!({"name": copy.name, "namespace": copy.namespace});
     let value = json!({
         "apiVersion": copy.kind.api_version(), "kind": copy.kind.name(), "metadata": metadata,
         "spec": policies::spec(key, value),
     });
     (copy, value)
+}
+
+/// The copy of a Node that does not exist in the datastore yet.
+#[must_use]
+pub fn node_copy(node: &Stored) -> Value {
+    new_node(&node.key, &node.value)
 }
 
 /// A new Node. Its agent adds the addresses of tunnels.

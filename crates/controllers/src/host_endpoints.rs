@@ -10,7 +10,7 @@ use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Position, Resource};
 use tortie_store::{Change, StorageForm, Stored};
 
-use crate::decision::{Decision, annotation, labels, update};
+use crate::decision::{Decision, annotation, update};
 use crate::reconciler::{Reconciler, Side};
 use crate::synced::Synced;
 
@@ -54,8 +54,8 @@ fn key_of(node: &str) -> Key {
 /// The host endpoint of a Node.
 fn desired(node: &Stored) -> Value {
     let key = key_of(&node.key.name);
-    let mut labels = labels(&node.value);
-    labels.insert(CREATED_BY.0.to_owned(), json!(CREATED_BY.1));
+    let mut labels = Node::labels_of(&node.value);
+    labels.insert(CREATED_BY.0.to_owned(), CREATED_BY.1.to_owned());
     json!({
         "apiVersion": key.kind.api_version(), "kind": key.kind.name(),
         "metadata": {"name": key.name, "labels": labels},

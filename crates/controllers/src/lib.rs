@@ -36,6 +36,8 @@ use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Interest, StorageForm, Store};
 
 pub use blocks::Blocks;
+pub use copies::{KUBE_LABELS, node_copy};
+pub use default_objects::is_default;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
 pub use nodes::Nodes;
 pub use pool_blocks::{blocks_outside, networks_of_others};

@@ -62,7 +62,7 @@ pub enum Problem {
     Orphan,
     /// An address belongs to nobody who exists.
     Leak,
-    /// A handle names blocks in which it has no address, or has no record.
+    /// A handle names blocks in which it has no address, counts too many there, or has no record.
     Handle,
     /// An affinity of a node that does not exist, or without its block.
     Affinity,
@@ -77,6 +77,8 @@ pub enum Fix {
     Release(IpNet, Release),
     /// Removes a block from a handle's record.
     Forget(String, IpNet),
+    /// Lowers the number of addresses of a block in a handle's record to those that the handle has.
+    Count(String, IpNet),
     /// Takes a block from a node.
     GiveUp(String, IpNet),
 }
@@ -359,20 +361,24 @@ impl Check {
     fn handles(&mut self) {
         let mut found = Vec::new();
         for (name, handle) in &self.handles {
-            for cidr in handle.block.keys() {
+            for (cidr, count) in &handle.block {
                 let Ok(net) = cidr.parse::<IpNet>() else {
                     found.push((name.clone(), format!("it names {cidr:?}, which is no network"), None));
                     continue;
                 };
-                let has_one = self.blocks.get(&net).is_some_and(|it| it.addresses_of(name).next().is_some());
-                if !has_one {
-                    let fix = Some(Fix::Forget(name.clone(), net));
-                    found.push((
-                        name.clone(),
+                let has = self.blocks.get(&net).map_or(0, |block| block.addresses_of(name).count());
+                let (why, fix) = match has {
+                    0 => (
                         format!("it has no address of {net}, which its record names"),
-                        fix,
-                    ));
-                }
+                        Fix::Forget(name.clone(), net),
+                    ),
+                    _ if u64::try_from(has).is_ok_and(|has| has < *count) => (
+                        format!("it has {has} addresses of {net}, and its record counts {count}"),
+                        Fix::Count(name.clone(), net),
+                    ),
+                    _ => continue,
+                };
+                found.push((name.clone(), why, Some(fix)));
             }
         }
         // A block that cannot be read may have such an address.

@@ -1,6 +1,6 @@
 //! IPAM over a store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -142,24 +142,46 @@ impl Ipam {
             let request = Request { family, ..request.clone() };
             let mut cache = self.side(family).cache.lock().await;
             for enough in 1..=wanted {
-                self.assign_alone(&request, enough, &mut cache).await?;
+                self.assign_alone(&request, enough, &mut cache, None).await?;
             }
         }
         self.find(&request.handle).await
     }
 
     /// Serves one request from any block that the node has or can claim. The handle then has at least `enough`
-    /// addresses of the family; returns the last one.
+    /// addresses of the family; returns the last one. `counted` is a block of which an earlier attempt may have counted an address.
     pub(crate) async fn assign_alone(
         &self,
         request: &Request,
         enough: usize,
         cache: &mut BlockCache,
+        counted: Option<IpNet>,
+    ) -> Result<Assignment, IpamError> {
+        let mut counted: BTreeSet<IpNet> = counted.into_iter().collect();
+        let assigned = self.assign_from_any(request, enough, cache, &mut counted).await;
+        let given = assigned.as_ref().ok().map(|assignment| assignment.block);
+        for block in counted.into_iter().filter(|block| Some(*block) != given) {
+            let key = Key::global(Kind::IpamBlock, block.to_string());
+            // The address is given. A count that is too high is what `tortie ipam check` finds and repairs.
+            if let Err(error) = self.records.forget_with(&request.handle, &key, None).await {
+                tracing::debug!(%error, handle = request.handle, "the record of the handle counts an address too many");
+            }
+        }
+        assigned
+    }
+
+    /// Like [`assign_alone`](Self::assign_alone). Adds the blocks of which the record of the handle counts an address now.
+    async fn assign_from_any(
+        &self,
+        request: &Request,
+        enough: usize,
+        cache: &mut BlockCache,
+        counted: &mut BTreeSet<IpNet>,
     ) -> Result<Assignment, IpamError> {
         if let Some(cidr) = cache.block_for(request)
             && let Some(settings) = cache.settings_for(request, &cidr)
             && let Some(block) = cache.take(&cidr)
-            && let Some(known) = self.assign_from(block, request, enough, &settings, cache).await?
+            && let Some(known) = self.assign_from(block, request, enough, &settings, cache, counted).await?
         {
             return Ok(known);
         }
@@ -174,7 +196,8 @@ impl Ipam {
         cache.allow(criteria, pools.clone(), settings.clone());
         for _ in 0..RETRIES {
             let block = self.block_with_room(request.family, &pools, &settings, cache).await?;
-            if let Some(assignment) = self.assign_from(block, request, enough, &settings, cache).await? {
+            let assigned = self.assign_from(block, request, enough, &settings, cache, counted).await?;
+            if let Some(assignment) = assigned {
                 return Ok(assignment);
             }
         }
@@ -307,16 +330,20 @@ impl Ipam {
         enough: usize,
         settings: &Settings,
         cache: &mut BlockCache,
+        counted: &mut BTreeSet<IpNet>,
     ) -> Result<Option<Assignment>, IpamError> {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
-        if let Some(known) = self.count_handle(request, enough, &cidr.to_string()).await? {
-            cache.keep(&self.node, version, block);
-            return Ok(Some(known));
-        }
+        let before = block.clone();
         settings.config.end_cooldowns(&mut block, Timestamp::now());
+        // First in memory: of a full block, nothing is counted.
         let assigned = block.assign(&request.handle, &request.owner, &settings.reserved);
         let Some(address) = assigned else { return Ok(None) };
+        if let Some(known) = self.count_handle(request, enough, &cidr.to_string()).await? {
+            cache.keep(&self.node, version, before);
+            return Ok(Some(known));
+        }
+        counted.insert(cidr);
         match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
             Ok(stored) => {
                 cache.keep_using(&self.node, stored.version, block);
@@ -327,8 +354,8 @@ impl Ipam {
         }
     }
 
-    /// Records that the handle has, or will have, an address of the block. If it already has enough of the family, in
-    /// any blocks, returns the last of these.
+    /// Records that the handle has, or will have, another address of the block. If it already has enough of the family, in
+    /// any blocks, returns the last of these. An attempt that has counted the address already does not count it again.
     pub(crate) async fn count_handle(
         &self,
         request: &Request,
@@ -350,8 +377,10 @@ impl Ipam {
             if known.len() >= enough {
                 return Ok(known.pop());
             }
-            // Changed even if the block is there already: whoever is deleting the record must see that it is in use again.
-            *handle.block.entry(cidr.to_owned()).or_default() += 1;
+            let has = known.iter().filter(|known| known.block.to_string() == cidr).count();
+            let count = handle.block.entry(cidr.to_owned()).or_default();
+            *count = (*count).max(u64::try_from(has).unwrap_or(u64::MAX).saturating_add(1));
+            // Written even if nothing differs: whoever is deleting the record must see that it is in use again.
             match self.records.store.update(&key, to_value(&key, &handle)?, &version).await {
                 Ok(_) => return Ok(None),
                 Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}

@@ -24,6 +24,23 @@ impl Ipam {
     /// Somebody else has the address; it is in no enabled pool, or in a block that the node may not use; the handle has
     /// another address of the family; or the store failed. Releasing the handle frees whatever was allocated.
     pub async fn assign_address(&self, request: &Request, address: IpAddr) -> Result<Assignment, IpamError> {
+        let mut counted = None;
+        let assigned = self.assign_this(request, address, &mut counted).await;
+        if let Some(block) = counted.filter(|_| assigned.is_err())
+            && let Err(error) = self.records.forget_with(&request.handle, &block, None).await
+        {
+            tracing::debug!(%error, handle = request.handle, "the record of the handle counts an address too many");
+        }
+        assigned
+    }
+
+    /// Sets `counted` to the block of which the record of the handle counts the address.
+    async fn assign_this(
+        &self,
+        request: &Request,
+        address: IpAddr,
+        counted: &mut Option<Key>,
+    ) -> Result<Assignment, IpamError> {
         let net = IpNet::from(address);
         let family = Family::of(&net);
         let request = Request { family, ..request.clone() };
@@ -51,6 +68,7 @@ impl Ipam {
             if self.count_handle(&request, 1, &key.name).await?.is_some() {
                 continue;
             }
+            *counted = Some(key.clone());
             if !block.assign_address(address, &request.handle, &request.owner) {
                 let problem = format!("{address} is neither free nor allocated");
                 return Err(IpamError::Damaged { key, problem });

@@ -292,8 +292,10 @@ impl Records {
             }
             for (handle, record) in records {
                 let is_left = block.addresses_of(&handle).next().is_some();
-                if let Some(record) = record.filter(|_| !is_left) {
-                    self.forget_with(&handle, &key, Some(record)).await?;
+                match record {
+                    Some(record) if !is_left => self.forget_with(&handle, &key, Some(record)).await?,
+                    Some(_) => drop(self.lower_count(&handle, &key).await?),
+                    None => {}
                 }
             }
             return Ok(released);
@@ -327,6 +329,41 @@ impl Records {
             match written {
                 Ok(()) | Err(StoreError::NotFound(_)) => return Ok(()),
                 Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(IpamError::Contended(key))
+    }
+
+    /// Lowers the number of addresses of a block in the record of a handle to those that the handle has, unless there are none. Returns whether
+    /// it was too high.
+    ///
+    /// # Errors
+    /// The store failed, or the block cannot be read.
+    pub(crate) async fn lower_count(&self, handle: &str, block_key: &Key) -> Result<bool, IpamError> {
+        let key = Key::global(Kind::IpamHandle, handle);
+        for _ in 0..RETRIES {
+            // An allocator that counts the handle from now on changes the record's version.
+            let Some((version, mut record)) = self.read::<Handle>(&key).await? else { return Ok(false) };
+            let Some((block_version, mut block)) = self.read_block(block_key).await? else {
+                return Ok(false);
+            };
+            let has = u64::try_from(block.addresses_of(handle).count()).unwrap_or(u64::MAX);
+            let Some(count) = record.block.get_mut(&block_key.name).filter(|count| **count > has && has > 0)
+            else {
+                return Ok(false);
+            };
+            *count = has;
+            // One that has counted it before, and not yet written the block, must fail.
+            block.bump();
+            match self.store.update(block_key, to_value(block_key, &block)?, &block_version).await {
+                Ok(_) => {}
+                Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            match self.store.update(&key, to_value(&key, &record)?, &version).await {
+                Ok(_) => return Ok(true),
+                Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             }
         }

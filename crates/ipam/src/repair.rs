@@ -22,6 +22,10 @@ impl Records {
                 let block = Key::global(Kind::IpamBlock, block.to_string());
                 self.forget_with(handle, &block, None).await.map(|()| true)
             }
+            Fix::Count(handle, block) => {
+                let block = Key::global(Kind::IpamBlock, block.to_string());
+                self.lower_count(handle, &block).await
+            }
             Fix::GiveUp(node, block) => {
                 // A node that exists may have begun to use the block since the check.
                 let exists = self.store.get(&Key::global(Kind::Node, node)).await?.is_some();

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use jiff::Timestamp;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind, Position};
@@ -32,20 +33,25 @@ impl Ipam {
             let mut alone = self.serve_some(&mut waiters, cache).await;
             let is_cached = |waiter: &Waiter| cache.block_for(&waiter.request).is_some();
             if alone.is_empty() && !waiters.is_empty() && !waiters.iter().any(is_cached) {
-                alone.push(waiters.remove(0));
+                alone.push((waiters.remove(0), None));
             }
-            for waiter in alone {
-                let answer = self.assign_alone(&waiter.request, 1, cache).await;
+            for (waiter, counted) in alone {
+                let answer = self.assign_alone(&waiter.request, 1, cache, counted).await;
                 waiter.answer(answer.map(|assignment| (assignment, None)));
             }
         }
     }
 
-    /// Serves requests from one cached block, and takes them out. Returns those that must be served separately.
-    async fn serve_some(&self, waiters: &mut Vec<Waiter>, cache: &mut BlockCache) -> Vec<Waiter> {
+    /// Serves requests from one cached block, and takes them out. Returns those that must be served separately, each with the block of which
+    /// its handle's record may count an address.
+    async fn serve_some(
+        &self,
+        waiters: &mut Vec<Waiter>,
+        cache: &mut BlockCache,
+    ) -> Vec<(Waiter, Option<IpNet>)> {
         let first = waiters.iter().find_map(|waiter| cache.block_for(&waiter.request));
         let Some((version, block)) = first.and_then(|cidr| cache.take(&cidr)) else { return Vec::new() };
-        let mut changed = block.clone();
+        let (cidr, mut changed) = (block.cidr, block.clone());
         let (mut served, mut left): (Vec<(Waiter, IpAddr)>, Vec<Waiter>) = Default::default();
         let mut handles = BTreeSet::new();
         for waiter in std::mem::take(waiters) {
@@ -85,7 +91,7 @@ impl Ipam {
         // Handles that have a record may have an address already.
         let mut alone: Vec<Waiter> = served.into_iter().map(|(waiter, _)| waiter).collect();
         waiters.extend(alone.split_off(tried.min(alone.len())));
-        alone
+        alone.into_iter().map(|waiter| (waiter, Some(cidr))).collect()
     }
 
     /// Gives an address of the block to a request, if it may have one.

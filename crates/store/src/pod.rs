@@ -27,8 +27,13 @@ pub fn pod_of(endpoint: &Stored) -> Key {
 #[must_use]
 pub fn is_of(endpoint: &Stored, pod: &Stored) -> bool {
     let metadata = &endpoint.value["metadata"];
-    let uid = metadata["annotations"].get(POD_UID).unwrap_or(&metadata["uid"]);
-    metadata.is_object() && pod_of(endpoint) == pod.key && *uid == pod.value["metadata"]["uid"]
+    let of_pod = &pod.value["metadata"]["uid"];
+    let is_same = match metadata["annotations"].get(POD_UID) {
+        Some(uid) => uid == of_pod,
+        // In etcd, each endpoint has a uid of its own.
+        None => of_pod.is_null() || metadata["uid"] == *of_pod,
+    };
+    metadata.is_object() && pod_of(endpoint) == pod.key && is_same
 }
 
 /// The labels of a pod's WorkloadEndpoint: those of the pod, and Calico's own, by which Felix applies the policies of the namespace

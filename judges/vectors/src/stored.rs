@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
-use tortie_api::Kind;
+use tortie_api::{Kind, manifest};
 use tortie_store::calico_form::{Origin, complete};
 
 use super::Tally;
@@ -27,7 +27,13 @@ pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
             tally.leave_out("of several keys, or of an unknown kind", 1);
             continue;
         };
-        let mut ours = line["document"].clone();
+        // What Tortie does not understand stays as it is.
+        let objects = manifest::read("document", &line["document"].to_string());
+        let Some(object) = objects.ok().and_then(|objects| objects.into_iter().next()) else {
+            tally.leave_out("that Tortie's manifest reader refuses", 1);
+            continue;
+        };
+        let mut ours = object.value;
         complete(kind, &mut ours, ORIGIN);
         tally.cases += 1;
         if ours != *stored {

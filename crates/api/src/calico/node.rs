@@ -45,10 +45,15 @@ pub fn to_calico_node(value: &mut Value) {
     let Some(annotations) = annotations.and_then(Value::as_object_mut) else { return };
     let mut moved = Vec::new();
     for (annotation, parent, field) in ANNOTATED {
-        if let Some(text) = annotations.remove(annotation) {
-            let is_number = annotation == Node::AS_NUMBER;
-            let number = text.as_str().filter(|_| is_number).and_then(|text| text.parse::<u32>().ok());
-            moved.push((parent, field, number.map_or(text, |number| json!(number))));
+        let Some(text) = annotations.get(annotation) else { continue };
+        let value = match annotation {
+            Node::AS_NUMBER => as_number(text),
+            _ => Some(text.clone()),
+        };
+        // Calico's client could not read a Node with another number, so the annotation stays.
+        if let Some(value) = value {
+            annotations.remove(annotation);
+            moved.push((parent, field, value));
         }
     }
     if moved.is_empty() {
@@ -71,6 +76,15 @@ pub fn to_calico_node(value: &mut Value) {
     }
 }
 
+/// The AS number in Calico's Node: a number, or two of 16 bits with a dot between them.
+fn as_number(text: &Value) -> Option<Value> {
+    let text = text.as_str()?;
+    let is_dotted = || {
+        text.split_once('.').is_some_and(|(high, low)| [high, low].iter().all(|it| it.parse::<u16>().is_ok()))
+    };
+    text.parse::<u32>().map_or_else(|_| is_dotted().then(|| json!(text)), |number| Some(json!(number)))
+}
+
 /// Translates a Node of Calico's form. Returns the fields that have become annotations, each with its annotation.
 pub fn from_calico_node(value: &mut Value) -> Vec<(String, &'static str)> {
     let Some(fields) = value.as_object_mut() else { return Vec::new() };
@@ -86,7 +100,10 @@ pub fn from_calico_node(value: &mut Value) -> Vec<(String, &'static str)> {
         };
         let text = section.and_then(|section| section.remove(field)).filter(|value| !value.is_null());
         // Annotations are text.
-        let text = text.map(|value| if value.is_number() { json!(value.to_string()) } else { value });
+        let text = text.map(|value| match value.as_f64() {
+            Some(number) if number.fract() == 0.0 => json!(format!("{number:.0}")),
+            _ => value,
+        });
         found.extend(text.map(|text| (annotation, parent, field, text)));
         // An empty section would be invalid when it is written back.
         if let Some(parent) = parent

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::Metadata;
 use crate::calico::{EndpointPort, WorkloadEndpointPort};
@@ -36,6 +37,12 @@ pub struct Node {
     /// What the kubelet and the cloud controller report about it.
     #[serde(default)]
     pub status: ObservedNode,
+}
+
+/// Whether a label is of a domain of Kubernetes.
+fn is_of_kubernetes(label: &str) -> bool {
+    let domain = label.split_once('/').map_or("", |(domain, _)| domain);
+    ["kubernetes.io", "k8s.io"].iter().any(|own| domain == *own || domain.ends_with(&format!(".{own}")))
 }
 
 /// The settings of a node that Tortie reads.
@@ -108,15 +115,30 @@ impl Node {
     pub const OS: &str = "kubernetes.io/os";
 
     /// The node with the labels of the annotation [`LABELS`](Self::LABELS). The node's own labels take precedence, and an annotation that
-    /// is no mapping of texts does not count, as in Calico (`libcalico-go/lib/backend/k8s/resources/node.go`).
+    /// is no mapping of texts does not count, as in Calico (`libcalico-go/lib/backend/k8s/resources/node.go`). Unlike there, it gives no labels
+    /// of Kubernetes' own domains: a kubelet may write annotations of its Node, and not those labels.
     #[must_use]
     pub(crate) fn with_calicos_labels(mut self) -> Self {
         let text = self.metadata.annotations.get(Self::LABELS);
         let more = text.and_then(|text| serde_json::from_str::<BTreeMap<String, String>>(text).ok());
-        for (name, value) in more.into_iter().flatten() {
+        let more = more.into_iter().flatten().filter(|(name, _)| !is_of_kubernetes(name));
+        for (name, value) in more {
             self.metadata.labels.entry(name).or_insert(value);
         }
         self
+    }
+
+    /// The labels of a stored Node, also of one that cannot be read otherwise.
+    #[must_use]
+    pub fn labels_of(value: &Value) -> BTreeMap<String, String> {
+        let metadata = &value["metadata"];
+        let labels = BTreeMap::deserialize(&metadata["labels"]).unwrap_or_default();
+        let annotation = metadata["annotations"][Self::LABELS].as_str();
+        let annotations =
+            annotation.map(|text| (Self::LABELS.to_owned(), text.to_owned())).into_iter().collect();
+        let metadata = Metadata { labels, annotations, ..Metadata::default() };
+        let node = Self { metadata, spec: NodeSpec::default(), status: ObservedNode::default() };
+        node.with_calicos_labels().metadata.labels
     }
 
     /// The node's own address.
@@ -380,7 +402,7 @@ fn of_a_node(address: IpAddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::{Key, Kind, Resource};
@@ -389,6 +411,10 @@ mod tests {
     fn labels_of_calicos_annotation_count_unless_the_node_has_them() {
         let own = json!({"zone": "a", "os": "linux"});
         for (text, expected) in [
+            (
+                r#"{"node-restriction.kubernetes.io/a":"b","kubernetes.io/os":"c","x.k8s.io/d":"e"}"#,
+                own.clone(),
+            ),
             (r#"{"zone":"b","rack":"1"}"#, json!({"zone": "a", "os": "linux", "rack": "1"})),
             ("{}", own.clone()),
             ("{", own.clone()),

@@ -46,7 +46,7 @@ pub(super) const CONFIGURATION: &[Field] = &[
     field("listenPort", Integer(0, 65535), Implemented, &[]),
     field("localWorkloadPeeringIPV4", Text, NO_WORKLOADS, &[]),
     field("localWorkloadPeeringIPV6", Text, NO_WORKLOADS, &[]),
-    field("logSeverityScreen", LEVELS, NO_LEVEL, &[]),
+    field("logSeverityScreen", LEVELS, NO_LEVEL, &["Info"]), // Calico's client writes it into each object
     field("nodeMeshMaxRestartTime", Duration, Implemented, &[]),
     field("nodeMeshPassword", Object, Implemented, &[]),
     field("nodeToNodeMeshEnabled", Bool, Implemented, &[]),

@@ -17,7 +17,8 @@ const TEMPLATES: &str =
     "only the host endpoint for all interfaces is created; apply other host endpoints yourself";
 const NO_RENAMING: &str = "Tortie renames no policies";
 
-/// The fields of `spec`, by path.
+/// The fields of `spec`, by path. Calico's client writes 15m0s, Enabled and 9094 into each object, so they say nothing about what an operator
+/// wants.
 pub(super) const FIELDS: &[Field] = &[
     field(
         "controllers.loadBalancer.assignIPs",
@@ -25,21 +26,21 @@ pub(super) const FIELDS: &[Field] = &[
         Implemented,
         &[],
     ),
-    field("controllers.namespace.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.namespace.reconcilerPeriod", Duration, Reported(ON_CHANGE), &["5m0s"]),
     field("controllers.node.hostEndpoint.autoCreate", SWITCH, Implemented, &[]),
     field("controllers.node.hostEndpoint.createDefaultHostEndpoint", SWITCH, Implemented, &[]),
     field("controllers.node.hostEndpoint.templates", Objects, Rejected(TEMPLATES), &["[]"]),
-    field("controllers.node.leakGracePeriod", Duration, Reported(LEAKS), &[]),
-    field("controllers.node.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.node.leakGracePeriod", Duration, Reported(LEAKS), &["15m0s"]),
+    field("controllers.node.reconcilerPeriod", Duration, Reported(ON_CHANGE), &["5m0s"]),
     field("controllers.node.syncLabels", SWITCH, Implemented, &[]),
-    field("controllers.policy.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.policy.reconcilerPeriod", Duration, Reported(ON_CHANGE), &["5m0s"]),
     field("controllers.migration.policyNameMigrator", SWITCH, Reported(NO_RENAMING), &["Disabled"]),
     field("controllers.policyMigration.enabled", SWITCH, Reported(NO_RENAMING), &["Disabled"]),
-    field("controllers.serviceAccount.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
-    field("controllers.workloadEndpoint.reconcilerPeriod", Duration, Reported(ON_CHANGE), &[]),
+    field("controllers.serviceAccount.reconcilerPeriod", Duration, Reported(ON_CHANGE), &["5m0s"]),
+    field("controllers.workloadEndpoint.reconcilerPeriod", Duration, Reported(ON_CHANGE), &["5m0s"]),
     field("debugProfilePort", PORT, Reported(NO_PORT), &["0"]),
-    field("etcdV3CompactionPeriod", Duration, Reported(COMPACTION), &["0s"]),
-    field("healthChecks", SWITCH, Reported(NO_PORT), &["Disabled"]),
+    field("etcdV3CompactionPeriod", Duration, Reported(COMPACTION), &["0s", "10m0s"]),
+    field("healthChecks", SWITCH, Reported(NO_PORT), &["Disabled", "Enabled"]),
     field("logSeverityScreen", LEVELS, Reported(LOG), &["Info"]),
-    field("prometheusMetricsPort", PORT, Reported(NO_PORT), &["0"]),
+    field("prometheusMetricsPort", PORT, Reported(NO_PORT), &["0", "9094"]),
 ];

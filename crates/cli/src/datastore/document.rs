@@ -9,6 +9,7 @@ use serde_json::Value;
 use tortie_api::{Key, Kind};
 
 use crate::filenames;
+use crate::manifests::tier_of;
 
 /// The name and version of the format.
 const FORMAT: &str = "tortie-datastore/1";
@@ -146,7 +147,11 @@ impl Exported {
                 .unwrap_or_default()
                 == expected
         };
-        (!is_named("name", &key.name) || !is_named("namespace", &key.namespace))
+        // Versions of Calico before 3.32 stored a policy under the name of its tier and its own.
+        let own_name =
+            tier_of(key.kind, value).and_then(|tier| key.name.strip_prefix(tier)?.strip_prefix('.'));
+        let has_name = is_named("name", &key.name) || own_name.is_some_and(|name| is_named("name", name));
+        (!has_name || !is_named("namespace", &key.namespace))
             .then(|| "metadata has another name or namespace".to_owned())
     }
 }
@@ -174,6 +179,24 @@ mod tests {
         let mut text = Vec::new();
         write(&mut text, &objects()).unwrap();
         assert_eq!(parse(&String::from_utf8(text).unwrap()).unwrap(), objects());
+    }
+
+    #[test]
+    fn a_policy_may_have_the_name_of_its_tier_before_its_own() {
+        let named = |kind: Kind, key: &str, name: &str, tier: &str| {
+            let value = json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"tier": tier}});
+            Exported { key: Key::namespaced(kind, "n", key), value }.problem().is_none()
+        };
+        for (kind, key, name, tier, expected) in [
+            (Kind::NetworkPolicy, "default.p", "p", "default", true),
+            (Kind::NetworkPolicy, "default.p", "default.p", "default", true),
+            (Kind::NetworkPolicy, "team.p", "p", "team", true),
+            (Kind::NetworkPolicy, "team.p", "p", "default", false),
+            (Kind::NetworkPolicy, "p", "q", "default", false),
+            (Kind::NetworkSet, "default.p", "p", "default", false),
+        ] {
+            assert_eq!(named(kind, key, name, tier), expected, "{kind} {key} {name} {tier}");
+        }
     }
 
     #[test]

@@ -10,10 +10,10 @@ use serde_json::Value;
 use tempfile::NamedTempFile;
 use tortie_api::Kind;
 use tortie_api::calico::WorkloadEndpoint;
-use tortie_store::{Endpoints, is_locked};
+use tortie_store::{Endpoints, Stored, is_locked};
 
 use super::document::{self, Exported};
-use super::{Owner, is_kept, owner};
+use super::{Owner, is_kept, nodes, owner};
 use crate::output;
 use crate::store::{StoreArguments, list};
 
@@ -76,7 +76,11 @@ pub(super) async fn read(store: &dyn Endpoints) -> anyhow::Result<Vec<Exported>>
         bar.inc(1);
         let items = list(store, kind).await.with_context(|| format!("reading {}", kind.plural()))?;
         let kept = items.into_iter().filter(|stored| is_kept(&stored.key, derives));
-        objects.extend(kept.map(|stored| Exported { key: stored.key, value: as_stored(stored.value) }));
+        let value_of = |stored: &Stored| match derives && kind == Kind::Node {
+            true => nodes::from_kubernetes(stored),
+            false => as_stored(stored.value.clone()),
+        };
+        objects.extend(kept.map(|stored| Exported { value: value_of(&stored), key: stored.key }));
     }
     bar.finish_and_clear();
     objects.sort_by(|a, b| (a.key.kind.apply_order(), &a.key).cmp(&(b.key.kind.apply_order(), &b.key)));

@@ -7,15 +7,19 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures::StreamExt;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 use tortie_api::calico::{WELL_KNOWN_TIERS, WorkloadEndpoint};
+use tortie_api::ipam::Block;
+use tortie_api::kubernetes::Node;
 use tortie_api::support::set_protected;
 use tortie_api::{Key, Kind, Resource};
-use tortie_store::{Endpoints, POD_UID, StoreError, Stored, Version};
+use tortie_controllers::is_default;
+use tortie_store::{Endpoints, POD_UID, StoreError, Stored};
 
 use super::document::{self, Exported};
 use super::same::{annotations, comparable};
-use super::{Owner, PATIENCE, is_kept, owner, set, set_lock, wait_for_nodes};
+use super::{Owner, PATIENCE, is_kept, nodes, owner, set, set_lock, wait_for_nodes};
 use crate::output;
 use crate::store::{StoreArguments, list};
 
@@ -52,7 +56,7 @@ pub(crate) struct Compare {
 enum Presence {
     Missing,
     Equal,
-    Different(Version, Value),
+    Different(Stored),
 }
 
 /// An exported object, and what the datastore has.
@@ -135,8 +139,15 @@ impl Import {
                 pair.object.key
             );
         }
-        let different = comparison.pairs.iter().filter(|pair| matches!(pair.found, Presence::Different(..)));
-        let different: Vec<&Key> = different
+        // What the controllers have created is nobody's own.
+        let is_own = |pair: &&Compared| match &pair.found {
+            Presence::Different(stored) => !is_default(stored),
+            Presence::Missing | Presence::Equal => false,
+        };
+        let different: Vec<&Key> = comparison
+            .pairs
+            .iter()
+            .filter(is_own)
             .map(|pair| &pair.object.key)
             .filter(|key| !is_merged(key, comparison.derives))
             .collect();
@@ -153,8 +164,13 @@ impl Import {
 /// cannot understand.
 fn warn_of_invalid(objects: &[Exported]) {
     for Exported { key, value } in objects {
-        if let Err(problems) = Resource::read(key, value) {
-            let problem = problems.first().map(ToString::to_string).unwrap_or_default();
+        let problem = match key.kind {
+            // Records of IPAM are no resources.
+            Kind::IpamBlock => Block::deserialize(value).err().map(|error| error.to_string()),
+            Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig => None,
+            _ => Resource::read(key, value).err().and_then(|all| all.first().map(ToString::to_string)),
+        };
+        if let Some(problem) = problem {
             output::error_line(&format!(
                 "warning: {key} is copied as it is, but Tortie does not understand it: {problem}"
             ));
@@ -219,20 +235,15 @@ impl Comparison {
                         continue;
                     }
                     None => Presence::Missing,
-                    Some(stored) => {
-                        let is_equal = comparable(kind, &stored.value, derives)
-                            == comparable(kind, &object.value, derives);
-                        if is_equal {
-                            Presence::Equal
-                        } else {
-                            Presence::Different(stored.version, stored.value)
-                        }
-                    }
+                    Some(stored) => presence(stored, &object.value, derives),
                 };
                 pairs.push(Compared { object, found });
             }
             if copied.contains(&kind) {
-                extra.extend(items.into_keys().filter(|key| is_kept(key, derives) && !is_provided(key)));
+                let is_extra = |stored: &Stored| {
+                    is_kept(&stored.key, derives) && !is_provided(&stored.key) && !is_default(stored)
+                };
+                extra.extend(items.into_values().filter(is_extra).map(|stored| stored.key));
             }
         }
         bar.finish_and_clear();
@@ -281,6 +292,19 @@ impl Comparison {
     }
 }
 
+/// Compares a stored object with the exported one.
+fn presence(stored: Stored, exported: &Value, derives: bool) -> Presence {
+    let kind = stored.key.kind;
+    let found = match derives && kind == Kind::Node {
+        true => comparable(kind, &nodes::from_kubernetes(&stored), derives),
+        false => comparable(kind, &stored.value, derives),
+    };
+    match found == comparable(kind, exported, derives) {
+        true => Presence::Equal,
+        false => Presence::Different(stored),
+    }
+}
+
 /// Writes what is missing or differs; returns what could not be written.
 async fn write(store: &dyn Endpoints, pairs: Vec<Compared>) -> anyhow::Result<Vec<String>> {
     let pairs: Vec<Compared> =
@@ -321,7 +345,7 @@ async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) 
     match found {
         Presence::Equal => Ok(()),
         Presence::Missing => store.create(&key, value).await.map(drop),
-        Presence::Different(version, current) => {
+        Presence::Different(Stored { version, value: current, .. }) => {
             // The identity of an object stays.
             for field in ["uid", "creationTimestamp"] {
                 if let Some(kept) = current.pointer(&format!("/metadata/{field}")) {
@@ -357,12 +381,13 @@ async fn annotate(store: &dyn Endpoints, object: &Exported, found: &Presence) ->
     let Exported { key, value } = object;
     let annotations = annotations(value);
     let current = match found {
-        Presence::Different(_, current) => self::annotations(current),
+        Presence::Different(current) => self::annotations(&current.value),
         Presence::Missing | Presence::Equal => serde_json::Map::new(),
     };
     let mut texts: BTreeMap<&str, Option<String>> =
         current.keys().map(|name| (name.as_str(), None)).collect();
     texts.extend(annotations.iter().map(|(name, text)| (name.as_str(), text.as_str().map(str::to_owned))));
+    texts.insert(Node::LABELS, nodes::labels_annotation(nodes::own_labels(value)));
     store.annotate_node(&key.name, &texts).await
 }
 

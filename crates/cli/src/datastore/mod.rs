@@ -3,6 +3,7 @@
 mod document;
 mod export;
 mod import;
+mod nodes;
 mod same;
 
 use std::process::ExitCode;

@@ -2,8 +2,11 @@
 
 use serde_json::{Map, Value, json};
 use tortie_api::Kind;
+use tortie_api::kubernetes::Node;
+use tortie_controllers::KUBE_LABELS;
 use tortie_store::StorageForm;
 
+use super::nodes::own_labels;
 use super::{Owner, owner};
 
 /// Calico's and Tortie's annotations of Nodes.
@@ -14,7 +17,7 @@ const ANNOTATIONS: &str = "projectcalico.org/";
 pub(super) fn comparable(kind: Kind, value: &Value, derived: bool) -> Value {
     let metadata = &value["metadata"];
     match owner(kind) {
-        Owner::Node if derived => json!({"annotations": annotations(value)}),
+        Owner::Node if derived => json!({"annotations": annotations(value), "labels": own_labels(value)}),
         Owner::Endpoint if derived => {
             let spec = &value["spec"];
             let container = spec["containerID"].as_str().unwrap_or_default();
@@ -28,13 +31,22 @@ pub(super) fn comparable(kind: Kind, value: &Value, derived: bool) -> Value {
                 if kind == Kind::IpamBlock {
                     fields.remove("strictAffinity");
                 }
+                // Earlier versions of Calico have neither the type nor a boolean.
+                if kind == Kind::BlockAffinity {
+                    fields.entry("type").or_insert_with(|| json!("host"));
+                    let is_deleted = fields.get("deleted").is_some_and(|it| *it == true || *it == "true");
+                    fields.insert("deleted".to_owned(), json!(is_deleted));
+                }
             }
             record
         }
         _ => {
             // Objects that Calico's client has written have the defaults besides.
             let mut value = value.clone();
-            StorageForm::Calico.fill(kind, &mut value);
+            // A tier without an order comes last, and its default is another one.
+            if kind != Kind::Tier {
+                StorageForm::Calico.fill(kind, &mut value);
+            }
             let metadata = &value["metadata"];
             let mut spec = value.get("spec").cloned().unwrap_or_default();
             if let (Kind::ClusterInformation, Some(fields)) = (kind, spec.as_object_mut()) {
@@ -56,10 +68,11 @@ pub(super) fn comparable(kind: Kind, value: &Value, derived: bool) -> Value {
     }
 }
 
-/// Calico's and Tortie's annotations of an object.
+/// Calico's annotations of a Node, without those about labels ([`own_labels`]).
 pub(super) fn annotations(value: &Value) -> Map<String, Value> {
     let all = value.pointer("/metadata/annotations").and_then(Value::as_object);
-    let ours = all.into_iter().flatten().filter(|(name, _)| name.starts_with(ANNOTATIONS));
+    let is_ours = |name: &str| name.starts_with(ANNOTATIONS) && ![KUBE_LABELS, Node::LABELS].contains(&name);
+    let ours = all.into_iter().flatten().filter(|(name, _)| is_ours(name));
     ours.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
@@ -86,7 +99,10 @@ mod tests {
             json!({"cidr": "10.0.0.0/26", "allocations": [null], "strictAffinity": false, "deleted": false});
         let given = json!({"cidr": "10.0.0.0/26", "allocations": [0], "deleted": false});
         let node = json!({"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24", "other": "x"}}});
-        let of_cluster = json!({"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24"}, "labels": {"a": "b"}}});
+        let of_cluster = json!({"metadata": {"labels": {"a": "b"}, "annotations": {
+            "projectcalico.org/IPv4Address": "192.0.2.1/24", "projectcalico.org/kube-labels": "{\"a\":\"b\"}"}}});
+        let labelled = json!({"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24"}, "labels": {"a": "b"}}});
+        let affinity = |kind: Value| json!({"state": "confirmed", "deleted": "false", "type": kind});
         let moved = json!({"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.2/24"}}});
         let information = |ready: bool| json!({"spec": {"clusterGUID": "x", "datastoreReady": ready}});
         for (kind, one, another, equal) in [
@@ -96,6 +112,14 @@ mod tests {
             (Kind::IpamBlock, &block, &given, false),
             (Kind::Node, &node, &of_cluster, true),
             (Kind::Node, &node, &moved, false),
+            (Kind::Node, &node, &labelled, false),
+            (
+                Kind::BlockAffinity,
+                &json!({"state": "confirmed", "deleted": false}),
+                &affinity(json!("host")),
+                true,
+            ),
+            (Kind::BlockAffinity, &affinity(json!("virtual")), &affinity(json!("host")), false),
             (Kind::ClusterInformation, &information(true), &information(false), true),
         ] {
             let is_equal = comparable(kind, one, true) == comparable(kind, another, true);

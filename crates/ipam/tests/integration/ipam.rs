@@ -58,6 +58,53 @@ fn address_of(block: ipnet::IpNet, offset: usize) -> IpAddr {
     std::net::Ipv4Addr::from_bits(block.network().to_bits() + u32::try_from(offset).unwrap()).into()
 }
 
+/// The numbers that the records of handles have, by handle and block.
+async fn counted(store: &dyn Store) -> BTreeMap<(String, String), u64> {
+    let mut all = BTreeMap::new();
+    for stored in store.list(Kind::IpamHandle).await.unwrap().items {
+        for (block, count) in stored.value["block"].as_object().unwrap() {
+            all.insert((stored.key.name.clone(), block.clone()), count.as_u64().unwrap());
+        }
+    }
+    all
+}
+
+/// Two processes of one node share its blocks. As long as none of them crashes, records count what handles have: Calico's programs never delete a
+/// record that counts too many.
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_of_handles_are_exact_after_contention() {
+    let store = cluster("10.0.0.0/20", 26).await;
+    let processes: Vec<Arc<Ipam>> =
+        (0..3).map(|_| Arc::new(ipam(store.clone(), "primary", "linux"))).collect();
+    let work = processes.iter().enumerate().flat_map(|(process, ipam)| {
+        (0..4).map(move |task| {
+            let ipam = ipam.clone();
+            tokio::spawn(async move {
+                for number in 0..60 {
+                    let handle = format!("h-{process}-{task}-{number}");
+                    // Under contention, callers are asked to try again.
+                    while let Err(error) = ipam.assign(&request(&handle)).await {
+                        assert!(matches!(error, IpamError::Contended(_)), "{error}");
+                    }
+                    if number % 3 == 0 {
+                        ipam.release(&handle).await.unwrap();
+                    }
+                }
+            })
+        })
+    });
+    for task in work.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    let mut expected: BTreeMap<(String, String), u64> = BTreeMap::new();
+    for (address, handle) in allocated(&*store).await {
+        let block = ipnet::IpNet::new(address, 26).unwrap().trunc();
+        *expected.entry((handle, block.to_string())).or_default() += 1;
+    }
+    assert_eq!(expected.len(), 3 * 4 * 40);
+    assert_eq!(counted(&*store).await, expected);
+}
+
 #[tokio::test]
 async fn a_linux_node_uses_a_whole_block_and_then_the_next() {
     let store = cluster("10.0.0.0/24", 29).await;

@@ -24,10 +24,17 @@ const OBJECTS_THAT_STAY: [&str; 19] = [
     "services",
     "secretKeyRef",
 ];
+/// Mappings whose keys a user chooses. Their values stay as they are, also empty ones.
+const FREE: [&str; 5] = ["labelsToApply", "matchLabels", "labels", "annotations", "bpfLogFilters"];
 /// Texts that stay although they are empty.
 const TEXTS_THAT_STAY: [&str; 2] = ["key", "bpfLogLevel"];
 /// Lists that stay although they are empty: there they mean something else than absent ones.
-const LISTS_THAT_STAY: [&str; 2] = ["failsafeInboundHostPorts", "failsafeOutboundHostPorts"];
+const LISTS_THAT_STAY: [&str; 4] = [
+    "failsafeInboundHostPorts",
+    "failsafeOutboundHostPorts",
+    "externalNodesList",
+    "bpfForceTrackPacketsFromIfaces",
+];
 /// Switches and numbers that go if they are off or zero. Calico has all others by a pointer.
 const PLAIN: [&str; 9] = [
     "disabled",
@@ -59,6 +66,9 @@ pub(super) fn canonical(fields: &mut Map<String, Value>) {
 }
 
 fn one(name: &str, value: &mut Value) {
+    if FREE.contains(&name) {
+        return;
+    }
     match value {
         Value::Object(fields) => {
             if name == "secretKeyRef" {

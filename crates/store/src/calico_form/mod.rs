@@ -6,10 +6,9 @@
 mod canonical;
 
 use serde_json::{Map, Value, json};
-use tortie_api::Kind;
+use tortie_api::{Key, Kind, Resource};
 
 use self::canonical::canonical;
-use crate::etcd::is_calico_resource;
 
 /// The form in which a datastore keeps objects. Who compares the content that an object should have with a stored object, compares in this
 /// form.
@@ -61,31 +60,51 @@ const DEFAULT_TIER: &str = "default";
 const IDENTITY: [&str; 2] = ["uid", "creationTimestamp"];
 
 /// Brings an object of a kind that Calico keeps in etcd into the form in which Calico's client stores it. What the object has already
-/// stays. An object without metadata or with a `spec` that is no object stays as it is.
+/// stays. An object that Tortie does not understand gets an identity and stays as it is otherwise: a policy that closes must not become one that
+/// is understood. Without metadata, nothing changes.
 pub fn complete(kind: Kind, object: &mut Value, origin: Origin<'_>) {
-    if !fill(kind, object) {
-        return;
-    }
-    if has_rules(kind) {
+    let is_filled = fill(kind, object);
+    if is_filled && has_rules(kind) {
         for rule in rules(object) {
             set(rule, &[("source", json!({})), ("destination", json!({}))]);
         }
     }
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    if is_tiered(kind) {
+    if is_filled && is_tiered(kind) {
         let name = json!({"name": metadata.get("name").and_then(Value::as_str).unwrap_or_default()});
         set_text(metadata, "annotations", METADATA, &name.to_string());
     }
     for (field, text) in IDENTITY.into_iter().zip([origin.uid, origin.created]) {
-        if metadata.get(field).is_none_or(Value::is_null) {
+        if !is_text(metadata.get(field)) {
             metadata.insert(field.to_owned(), json!(text));
         }
     }
 }
 
+/// Whether a field has a text that says something.
+fn is_text(field: Option<&Value>) -> bool {
+    field.and_then(Value::as_str).is_some_and(|text| !text.is_empty())
+}
+
+/// Whether Tortie understands the object.
+fn is_understood(kind: Kind, object: &Value) -> bool {
+    let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    let namespace = if kind.namespaced() { text("namespace") } else { String::new() };
+    Resource::read(&Key { kind, namespace, name: text("name") }, object).is_ok()
+}
+
 /// Brings an object into the form in which Calico's client shows it: as [`complete`] does, but without an identity, without the annotation
 /// that keeps the name of a policy, and without empty ends of rules. Returns false if the object stays as it is.
 pub fn fill(kind: Kind, object: &mut Value) -> bool {
+    let Some(fields) = object.as_object_mut() else { return false };
+    // Both are the datastore's.
+    if let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.remove("resourceVersion");
+        metadata.remove("selfLink");
+    }
+    if !is_understood(kind, object) {
+        return false;
+    }
     let Some(fields) = object.as_object_mut() else { return false };
     let Some(Value::Object(metadata)) = fields.get("metadata") else { return false };
     let name = metadata.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -106,9 +125,6 @@ pub fn fill(kind: Kind, object: &mut Value) -> bool {
         fields.entry("status").or_insert_with(|| json!({}));
     }
     let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut) else { return false };
-    // Both are the datastore's.
-    metadata.remove("resourceVersion");
-    metadata.remove("selfLink");
     if is_tiered(kind) {
         set_text(metadata, "labels", TIER_LABEL, &tier);
     }
@@ -118,27 +134,32 @@ pub fn fill(kind: Kind, object: &mut Value) -> bool {
 
 /// Brings a stored object into the form in which Calico's client shows it: a policy has the name that its user gave. Versions of Calico
 /// before 3.30 stored `default.p` for `p`, and those before 3.32 kept the name in an annotation besides.
-pub(crate) fn show(kind: Kind, object: &mut Value) {
+///
+/// `key` is the name under which it is stored. An annotation with another name does not count: one policy must not pass for another.
+pub(crate) fn show(kind: Kind, key: &str, object: &mut Value) {
     if has_rules(kind) {
         remove_empty_ends(object);
     }
     if !is_tiered(kind) {
         return;
     }
-    let is_in_default_tier =
-        object["spec"]["tier"].as_str().is_none_or(|tier| matches!(tier, "" | DEFAULT_TIER));
+    let tier =
+        object["spec"]["tier"].as_str().filter(|tier| !tier.is_empty()).unwrap_or(DEFAULT_TIER).to_owned();
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     let annotations = metadata.get_mut("annotations").and_then(Value::as_object_mut);
     // A damaged annotation stays where an operator sees it.
     let kept = annotations.and_then(|all| {
         let name =
             serde_json::from_str::<Value>(all.get(METADATA)?.as_str()?).ok()?["name"].as_str()?.to_owned();
-        all.remove(METADATA);
-        Some(name)
+        let is_own = name == key || format!("{tier}.{name}") == key;
+        if is_own || name.is_empty() {
+            all.remove(METADATA);
+        }
+        is_own.then_some(name)
     });
     let stored = metadata.get("name").and_then(Value::as_str).unwrap_or_default();
-    let trimmed = stored.strip_prefix("default.").filter(|rest| is_in_default_tier && !rest.is_empty());
-    if let Some(name) = kept.filter(|name| !name.is_empty()).or_else(|| trimmed.map(str::to_owned)) {
+    let trimmed = stored.strip_prefix("default.").filter(|rest| tier == DEFAULT_TIER && !rest.is_empty());
+    if let Some(name) = kept.or_else(|| trimmed.map(str::to_owned)) {
         metadata.insert("name".to_owned(), json!(name));
     }
     remove_empty(metadata);
@@ -148,8 +169,8 @@ pub(crate) fn show(kind: Kind, object: &mut Value) {
 /// written such an object.
 #[must_use]
 pub fn lacks_identity(object: &Value) -> bool {
-    let has = |field| object["metadata"][field].as_str().is_some_and(|text| !text.is_empty());
-    object["metadata"].is_object() && !IDENTITY.into_iter().all(has)
+    object["metadata"].is_object()
+        && !IDENTITY.into_iter().all(|field| is_text(object["metadata"].get(field)))
 }
 
 fn remove_empty(metadata: &mut Map<String, Value>) {
@@ -201,8 +222,9 @@ fn set_defaults(kind: Kind, name: &str, spec: &mut Map<String, Value>) {
                 ],
             );
         }
-        Kind::FelixConfiguration => set_felix(spec),
-        Kind::BgpConfiguration => set(
+        // Settings of one node would take precedence over those of all.
+        Kind::FelixConfiguration if name == "default" => set_felix(spec),
+        Kind::BgpConfiguration if name == "default" => set(
             spec,
             &[("logSeverityScreen", json!("Info")), ("serviceLoadBalancerAggregation", json!("Enabled"))],
         ),
@@ -297,6 +319,55 @@ fn set_controllers(spec: &mut Map<String, Value>) {
     }
 }
 
+/// Whether Calico keeps the kind in etcd as a resource of its API.
+pub(crate) fn is_calico_resource(kind: Kind) -> bool {
+    match kind {
+        Kind::Node
+        | Kind::Tier
+        | Kind::Profile
+        | Kind::NetworkSet
+        | Kind::GlobalNetworkSet
+        | Kind::NetworkPolicy
+        | Kind::GlobalNetworkPolicy
+        | Kind::StagedNetworkPolicy
+        | Kind::StagedGlobalNetworkPolicy
+        | Kind::StagedKubernetesNetworkPolicy
+        | Kind::HostEndpoint
+        | Kind::FelixConfiguration
+        | Kind::KubeControllersConfiguration
+        | Kind::BgpPeer
+        | Kind::BgpConfiguration
+        | Kind::BgpFilter
+        | Kind::ClusterInformation
+        | Kind::CalicoNodeStatus
+        | Kind::IpPool
+        | Kind::IpReservation
+        | Kind::WorkloadEndpoint => true,
+        Kind::Namespace
+        | Kind::ServiceAccount
+        | Kind::Pod
+        | Kind::Service
+        | Kind::EndpointSlice
+        | Kind::KubernetesNetworkPolicy
+        | Kind::ClusterNetworkPolicy
+        | Kind::AdminNetworkPolicy
+        | Kind::BaselineAdminNetworkPolicy
+        | Kind::IpamBlock
+        | Kind::BlockAffinity
+        | Kind::IpamHandle
+        | Kind::IpamConfig
+        | Kind::NodeReport
+        | Kind::Lease
+        | Kind::Deployment
+        | Kind::ReplicaSet
+        | Kind::StatefulSet
+        | Kind::DaemonSet
+        | Kind::ReplicationController
+        | Kind::Job
+        | Kind::CronJob => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -307,17 +378,16 @@ mod tests {
     #[test]
     fn what_an_object_has_stays() {
         let mut policy = json!({
-            "metadata": {"name": "p", "uid": "u", "creationTimestamp": "t", "resourceVersion": "7", "labels": {"a": "b"},
+            "metadata": {"name": "p", "uid": "u", "creationTimestamp": "t", "resourceVersion": "7", "labels": {"a": ""},
                 "annotations": {"c": "d"}, "ofTheFuture": 1},
-            "spec": {"tier": "t", "types": ["Egress"], "ofTheFuture": [{"deep": 0}], "ingress": [{"action": "Allow", "new": 1}]},
+            "spec": {"tier": "t", "types": ["Ingress"], "ingress": [{"action": "Allow"}]},
             "status": {"x": 1}, "beside": true,
         });
         complete(Kind::GlobalNetworkPolicy, &mut policy, ORIGIN);
         let expected = json!({
-            "metadata": {"name": "p", "uid": "u", "creationTimestamp": "t", "labels": {"a": "b", TIER_LABEL: "t"},
+            "metadata": {"name": "p", "uid": "u", "creationTimestamp": "t", "labels": {"a": "", TIER_LABEL: "t"},
                 "annotations": {"c": "d", METADATA: "{\"name\":\"p\"}"}, "ofTheFuture": 1},
-            "spec": {"tier": "t", "types": ["Egress"], "ofTheFuture": [{"deep": 0}],
-                "ingress": [{"action": "Allow", "new": 1, "source": {}, "destination": {}}]},
+            "spec": {"tier": "t", "types": ["Ingress"], "ingress": [{"action": "Allow", "source": {}, "destination": {}}]},
             "status": {"x": 1}, "beside": true,
         });
         assert_eq!(policy, expected);
@@ -325,9 +395,43 @@ mod tests {
         assert_eq!(policy, expected, "once more changes nothing");
     }
 
+    /// A policy that closes, because it is not understood, must not become one that is understood.
     #[test]
-    fn what_is_no_object_of_calico_stays_as_it_is() {
-        for given in [json!(3), json!("text"), json!({"spec": {}}), json!({"metadata": {}, "spec": [1]})] {
+    fn what_is_not_understood_gets_an_identity_only() {
+        for spec in [
+            json!({"ingress": [{"action": "Allow", "protocol": ""}]}),
+            json!({"ingress": [{"action": "Allow", "source": []}]}),
+            json!({"ingress": [{"action": "Allow", "matcherOfTheFuture": ""}]}),
+            json!({"selector": []}),
+            json!([1]),
+        ] {
+            let given = json!({"metadata": {"name": "p"}, "spec": spec});
+            let mut policy = given.clone();
+            complete(Kind::GlobalNetworkPolicy, &mut policy, ORIGIN);
+            let mut expected = given;
+            expected["metadata"]["uid"] = json!(ORIGIN.uid);
+            expected["metadata"]["creationTimestamp"] = json!(ORIGIN.created);
+            assert_eq!(policy, expected);
+            assert!(!lacks_identity(&policy));
+        }
+    }
+
+    #[test]
+    fn mappings_of_users_stay_as_they_are() {
+        let labels = json!({"quarantine": "", "ports": "80", "disabled": "", "startTime": "1h", "x": ""});
+        let mut profile = json!({"metadata": {"name": "p"}, "spec": {"labelsToApply": labels}});
+        complete(Kind::Profile, &mut profile, ORIGIN);
+        assert_eq!(profile["spec"]["labelsToApply"], labels);
+        let spec = json!({"podSelector": {"matchLabels": labels}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"trusted": ""}}}]}]});
+        let mut policy = json!({"metadata": {"name": "p", "namespace": "n"}, "spec": spec});
+        complete(Kind::StagedKubernetesNetworkPolicy, &mut policy, ORIGIN);
+        assert_eq!(policy["spec"]["podSelector"], spec["podSelector"]);
+        assert_eq!(policy["spec"]["ingress"], spec["ingress"]);
+    }
+
+    #[test]
+    fn what_has_no_metadata_stays_as_it_is() {
+        for given in [json!(3), json!("text"), json!({"spec": {}})] {
             let mut value = given.clone();
             complete(Kind::Tier, &mut value, ORIGIN);
             assert_eq!(value, given);

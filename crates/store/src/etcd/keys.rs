@@ -3,6 +3,7 @@
 
 use tortie_api::{Key, Kind};
 
+use crate::calico_form::is_calico_resource;
 use crate::{Interest, Scope};
 
 /// The resources of Calico's API, by plural. Names are not escaped, because they cannot contain a slash.
@@ -38,55 +39,6 @@ impl Range {
 
     fn only(key: String) -> Self {
         Self { start: key.into_bytes(), end: Vec::new() }
-    }
-}
-
-/// Whether Calico keeps the kind in etcd as a resource of its API.
-pub(crate) fn is_calico_resource(kind: Kind) -> bool {
-    match kind {
-        Kind::Node
-        | Kind::Tier
-        | Kind::Profile
-        | Kind::NetworkSet
-        | Kind::GlobalNetworkSet
-        | Kind::NetworkPolicy
-        | Kind::GlobalNetworkPolicy
-        | Kind::StagedNetworkPolicy
-        | Kind::StagedGlobalNetworkPolicy
-        | Kind::StagedKubernetesNetworkPolicy
-        | Kind::HostEndpoint
-        | Kind::FelixConfiguration
-        | Kind::KubeControllersConfiguration
-        | Kind::BgpPeer
-        | Kind::BgpConfiguration
-        | Kind::BgpFilter
-        | Kind::ClusterInformation
-        | Kind::CalicoNodeStatus
-        | Kind::IpPool
-        | Kind::IpReservation
-        | Kind::WorkloadEndpoint => true,
-        Kind::Namespace
-        | Kind::ServiceAccount
-        | Kind::Pod
-        | Kind::Service
-        | Kind::EndpointSlice
-        | Kind::KubernetesNetworkPolicy
-        | Kind::ClusterNetworkPolicy
-        | Kind::AdminNetworkPolicy
-        | Kind::BaselineAdminNetworkPolicy
-        | Kind::IpamBlock
-        | Kind::BlockAffinity
-        | Kind::IpamHandle
-        | Kind::IpamConfig
-        | Kind::NodeReport
-        | Kind::Lease
-        | Kind::Deployment
-        | Kind::ReplicaSet
-        | Kind::StatefulSet
-        | Kind::DaemonSet
-        | Kind::ReplicationController
-        | Kind::Job
-        | Kind::CronJob => false,
     }
 }
 

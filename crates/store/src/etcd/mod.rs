@@ -21,13 +21,12 @@ use tortie_api::{Key, Kind, Position, Positions};
 pub use client::{Etcd, EtcdConfig, Login};
 pub use entries::{Condition, Entries, Entry, EntryChange, EtcdLease};
 use history::Witnesses;
-pub(crate) use keys::is_calico_resource;
 use message::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, PutRequest, RangeRequest,
     RequestOp, SortOrder, SortTarget, TargetUnion, TxnOperation, TxnRequest, WatchCreateRequest,
 };
 
-use crate::calico_form::{Origin, StorageForm, lacks_identity};
+use crate::calico_form::{Origin, StorageForm, is_calico_resource, lacks_identity};
 use crate::follow::{Event, Follow, Source, Watch, follow};
 use crate::{
     Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,

@@ -5,13 +5,12 @@ use serde_json::{Value, json};
 use tortie_api::calico::{from_calico_node, to_calico_node};
 use tortie_api::{Key, Kind};
 
-use super::keys;
-use crate::calico_form::{Origin, complete, show};
+use crate::calico_form::{Origin, complete, is_calico_resource, show};
 use crate::stored_json;
 
 /// The text that is stored for an object. An object of Calico has Calico's form, and this identity if it has none.
 pub(crate) fn encode(key: &Key, mut value: Value, origin: Origin<'_>) -> Vec<u8> {
-    if keys::is_calico_resource(key.kind) {
+    if is_calico_resource(key.kind) {
         if key.kind == Kind::Node {
             to_calico_node(&mut value);
         }
@@ -30,7 +29,7 @@ pub(crate) fn decode(key: &Key, text: &[u8]) -> Value {
     if key.kind == Kind::Node {
         from_calico_node(&mut value);
     }
-    show(key.kind, &mut value);
+    show(key.kind, &key.name, &mut value);
     value
 }
 
@@ -91,7 +90,7 @@ mod tests {
                 node(),
                 json!({"metadata": {"name": "n", "annotations": tunnel}, "spec": {"unschedulable": true}}),
             ),
-            same(node(), json!({"metadata": {"name": "n", "annotations": "text"}, "spec": [1]})),
+            new(node(), json!({"metadata": {"name": "n", "annotations": "text"}, "spec": [1]})),
             new(node(), json!({"metadata": {"name": "n"}, "spec": {"a": 1}, "status": {"b": 2}})),
             same(Key::namespaced(Kind::Pod, "n", "p"), json!({"metadata": {"resourceVersion": "1"}})),
             same(Key::global(Kind::IpamBlock, "10.0.0.0/26"), json!({"sequenceNumber": u64::MAX})),

@@ -85,6 +85,56 @@ async fn three_members_with_tls_conform() {
     .await;
 }
 
+/// Who updates an object and names no identity keeps the one that it has, as Calico's client requires, and each object has one afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_object_has_an_identity_that_updates_keep() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    let store = client(&servers);
+    let pool = |name: &str| Key::global(Kind::IpPool, name);
+    let bare = |name: &str, cidr: &str| json!({"apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": name}, "spec": {"cidr": cidr}});
+    let identity = |stored: &Stored| {
+        let metadata = &stored.value["metadata"];
+        (metadata["uid"].clone(), metadata["creationTimestamp"].clone())
+    };
+    let first = store.create(&pool("a"), bare("a", "10.0.0.0/16")).await.unwrap();
+    assert_eq!(store.get(&pool("a")).await.unwrap(), Some(first.clone()), "the answer is what is stored");
+    let second = store.update(&pool("a"), bare("a", "10.1.0.0/16"), &first.version).await.unwrap();
+    assert_eq!(identity(&second), identity(&first));
+    let writes = vec![
+        Write::Update(pool("a"), bare("a", "10.2.0.0/16"), second.version.clone()),
+        Write::Create(pool("b"), bare("b", "10.3.0.0/16")),
+    ];
+    store.write_all(writes).await.unwrap();
+    let third = store.get(&pool("a")).await.unwrap().unwrap();
+    assert_eq!((identity(&third), &third.value["spec"]["cidr"]), (identity(&first), &json!("10.2.0.0/16")));
+    let other = store.get(&pool("b")).await.unwrap().unwrap();
+    assert_ne!(identity(&other).0, identity(&first).0);
+    assert_eq!(
+        store.update(&pool("a"), bare("a", "10.4.0.0/16"), &first.version).await,
+        Err(StoreError::Conflict(pool("a")))
+    );
+
+    // Objects of earlier versions: without any identity, and with a part.
+    let key = |name: &str| format!("/calico/resources/v3/projectcalico.org/ippools/{name}");
+    let uid = "9d6ba87f-0000-4000-8000-000000000000";
+    for (name, part) in [("c", None), ("d", Some(uid))] {
+        let mut value = bare(name, "10.5.0.0/16");
+        if let Some(uid) = part {
+            value["metadata"]["uid"] = json!(uid);
+        }
+        servers.etcdctl(&["put", &key(name), &value.to_string()]).unwrap();
+        let old = store.get(&pool(name)).await.unwrap().unwrap();
+        let new = store.update(&pool(name), old.value, &old.version).await.unwrap();
+        assert!(part.is_none_or(|uid| identity(&new).0 == uid), "{:?}", new.value);
+        let text = servers.etcdctl(&["get", "--print-value-only", &key(name)]).unwrap();
+        let raw: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(testkit::calico_client::problems(&key(name), &raw), [""; 0]);
+    }
+}
+
 /// One transaction gives several keys one revision, and others write in between: to kinds that nobody follows, to keys
 /// that are no objects, and to keys of other programs.
 #[tokio::test(flavor = "multi_thread")]

@@ -126,7 +126,7 @@ impl Model {
         // A container whose address has been lost for the grace period does not come back.
         let lost = fixes.iter().filter_map(|fix| match fix {
             Fix::Release(_, release) => release.handle.clone(),
-            Fix::Forget(..) | Fix::GiveUp(..) => None,
+            Fix::Forget(..) | Fix::Count(..) | Fix::GiveUp(..) => None,
         });
         self.stopped.borrow_mut().extend(lost);
         for fix in &fixes {

@@ -89,3 +89,41 @@ fn a_node_of_calico_keeps_everything_through_each_command() {
     assert_eq!(created["spec"], stored()["spec"]);
     assert_eq!(created["metadata"], stored()["metadata"]);
 }
+
+/// Calico 3.30 and 3.31 stored a policy under the names of its tier and its own, earlier versions did so in the tier `default`.
+#[test]
+fn a_policy_that_calico_has_stored_under_another_name_stays_one() {
+    if !can_run(&[Program::Etcd, Program::Etcdctl]) {
+        return;
+    }
+    let etcd = Etcd::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let resources = "/calico/resources/v3/projectcalico.org";
+    let tier = folder.path().join("tier.json");
+    let team = json!({"apiVersion": "projectcalico.org/v3", "kind": "Tier", "metadata": {"name": "team"}, "spec": {"order": 7}});
+    std::fs::write(&tier, team.to_string()).unwrap();
+    tortie(&etcd, &format!("apply -f {}", tier.display()));
+    for (name, tier, annotated) in [("team.p", "team", true), ("default.q", "default", false)] {
+        let key = format!("{resources}/globalnetworkpolicies/{name}");
+        let mut value = json!({"apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy",
+            "metadata": {"name": name, "uid": "f82edd38-0216-42fc-a55d-0abd71ea907d", "creationTimestamp": "2026-11-27T20:26:01Z"},
+            "spec": {"tier": tier, "selector": "all()", "types": ["Ingress"]}});
+        if annotated {
+            value["metadata"]["name"] = json!("p");
+            value["metadata"]["annotations"] = json!({"projectcalico.org/metadata": "{\"name\":\"p\"}"});
+        }
+        etcd.etcdctl(&["put", &key, &value.to_string()]).unwrap();
+        let file = folder.path().join("policy.yaml");
+        std::fs::write(&file, tortie(&etcd, &format!("get globalnetworkpolicy {name} -o yaml"))).unwrap();
+        tortie(&etcd, &format!("apply -f {}", file.display()));
+        tortie(&etcd, &format!("label globalnetworkpolicy {name} x=y"));
+        let prefix = format!("{resources}/globalnetworkpolicies/");
+        let keys = etcd.etcdctl(&["get", "--prefix", "--keys-only", &prefix]).unwrap();
+        assert_eq!(keys.split_whitespace().collect::<Vec<_>>(), [key.as_str()], "one policy stays one");
+        let text = etcd.etcdctl(&["get", "--print-value-only", &key]).unwrap();
+        let stored: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(calico_client::problems(&key, &stored), [""; 0]);
+        assert_eq!(stored["metadata"]["labels"]["x"], "y");
+        etcd.etcdctl(&["del", &key]).unwrap();
+    }
+}
