@@ -73,7 +73,7 @@ async fn counted(store: &dyn Store) -> BTreeMap<(String, String), u64> {
 /// record that counts too many.
 #[tokio::test(flavor = "multi_thread")]
 async fn counts_of_handles_are_exact_after_contention() {
-    let store = cluster("10.0.0.0/20", 26).await;
+    let store = cluster("10.0.0.0/22", 22).await;
     let processes: Vec<Arc<Ipam>> =
         (0..3).map(|_| Arc::new(ipam(store.clone(), "primary", "linux"))).collect();
     let work = processes.iter().enumerate().flat_map(|(process, ipam)| {
@@ -98,7 +98,7 @@ async fn counts_of_handles_are_exact_after_contention() {
     }
     let mut expected: BTreeMap<(String, String), u64> = BTreeMap::new();
     for (address, handle) in allocated(&*store).await {
-        let block = ipnet::IpNet::new(address, 26).unwrap().trunc();
+        let block = ipnet::IpNet::new(address, 22).unwrap().trunc();
         *expected.entry((handle, block.to_string())).or_default() += 1;
     }
     assert_eq!(expected.len(), 3 * 4 * 40);
