@@ -1,5 +1,5 @@
-//! Objects in etcd that lack a uid or a time of creation, without which Calico's programs refuse to update them. Versions of Tortie before
-//! 0.1.0 stored such objects. A write is enough: the datastore adds both, and what else belongs to Calico's form.
+//! Objects in etcd that lack a uid or a time of creation, without which Calico's programs refuse to update them. Earlier
+//! versions of Tortie stored such objects. A write is enough: the datastore adds both, and what else belongs to Calico's form.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -41,10 +41,17 @@ pub fn to_calico_node(value: &mut Value) {
     if fields.get("apiVersion").is_some_and(|version| version == Kind::Node.api_version()) {
         fields.insert("apiVersion".to_owned(), json!(CALICO));
     }
+    // What cannot be moved stays: a damaged `spec`, or one of its parts, has no room for fields.
+    let has_room = |parent: Option<&str>| {
+        let spec = fields.get("spec").unwrap_or(&Value::Null);
+        let part = parent.map_or(&Value::Null, |parent| spec.get(parent).unwrap_or(&Value::Null));
+        [spec, part].iter().all(|value| value.is_null() || value.is_object())
+    };
+    let movable: Vec<_> = ANNOTATED.into_iter().filter(|(_, parent, _)| has_room(*parent)).collect();
     let annotations = fields.get_mut("metadata").and_then(|metadata| metadata.get_mut("annotations"));
     let Some(annotations) = annotations.and_then(Value::as_object_mut) else { return };
     let mut moved = Vec::new();
-    for (annotation, parent, field) in ANNOTATED {
+    for (annotation, parent, field) in movable {
         let Some(text) = annotations.get(annotation) else { continue };
         let value = match annotation {
             Node::AS_NUMBER => as_number(text),

@@ -39,12 +39,6 @@ pub struct Node {
     pub status: ObservedNode,
 }
 
-/// Whether a label is of a domain of Kubernetes.
-fn is_of_kubernetes(label: &str) -> bool {
-    let domain = label.split_once('/').map_or("", |(domain, _)| domain);
-    ["kubernetes.io", "k8s.io"].iter().any(|own| domain == *own || domain.ends_with(&format!(".{own}")))
-}
-
 /// The settings of a node that Tortie reads.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -245,6 +239,12 @@ impl Node {
         let is_of_family = address_of(text).is_some_and(|address| IpVersion::of(&address) == version);
         is_of_family.then_some(text)
     }
+}
+
+/// Whether a label is of a domain of Kubernetes.
+fn is_of_kubernetes(label: &str) -> bool {
+    let domain = label.split_once('/').map_or("", |(domain, _)| domain);
+    ["kubernetes.io", "k8s.io"].iter().any(|own| domain == *own || domain.ends_with(&format!(".{own}")))
 }
 
 /// A pod.

@@ -92,6 +92,15 @@ mod tests {
             ),
             new(node(), json!({"metadata": {"name": "n", "annotations": "text"}, "spec": [1]})),
             new(node(), json!({"metadata": {"name": "n"}, "spec": {"a": 1}, "status": {"b": 2}})),
+            new(node(), json!({"metadata": {"name": "n", "annotations": tunnel}, "spec": [1]})),
+            new(
+                node(),
+                json!({"metadata": {"name": "n", "annotations": {Node::ADDRESS: "192.0.2.1"}}, "spec": {"bgp": 7}}),
+            ),
+            new(
+                node(),
+                json!({"metadata": {"name": "n", "annotations": {Node::AS_NUMBER: "abc"}}, "spec": {"a": 1}}),
+            ),
             same(Key::namespaced(Kind::Pod, "n", "p"), json!({"metadata": {"resourceVersion": "1"}})),
             same(Key::global(Kind::IpamBlock, "10.0.0.0/26"), json!({"sequenceNumber": u64::MAX})),
             (
