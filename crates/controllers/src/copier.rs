@@ -70,6 +70,9 @@ impl Copier {
             None => self.desired.remove(&key),
         };
         if before != value {
+            if key == identity() {
+                self.dirty.extend(self.actual.keys().cloned());
+            }
             self.dirty.extend(self.endpoints_of.get(&key).into_iter().flatten().cloned());
             self.dirty.insert(key);
         }
@@ -107,6 +110,9 @@ impl Copier {
         }
         self.unlink(&key);
         if self.actual.remove(&key).is_some() {
+            if key == identity() {
+                self.dirty.extend(self.actual.keys().cloned());
+            }
             self.dirty.insert(key);
         }
     }
@@ -130,6 +136,15 @@ impl Copier {
             None => true,
         };
         self.dirty.extend(self.desired.keys().filter(|key| key.kind == Kind::Node).cloned());
+    }
+
+    /// Whether the Kubernetes API is not the one from which the datastore has its copies: with a kubeconfig of another cluster, or after the
+    /// control plane was made anew, the policies of pods that run must not go.
+    fn sees_another_cluster(&self) -> bool {
+        let uid = |value: &Value| value["metadata"]["uid"].as_str().map(str::to_owned);
+        let desired = self.desired.get(&identity()).and_then(uid);
+        let actual = self.actual.get(&identity()).and_then(|stored| uid(&stored.value));
+        desired.zip(actual).is_some_and(|(desired, actual)| desired != actual)
     }
 
     /// The pod's copy, for its endpoint.
@@ -191,7 +206,17 @@ impl Reconciler for Copier {
         match decision {
             // What is not in an incomplete list may exist.
             Decision::Delete(_, Some(source)) if !self.sources.is_complete(source.kind) => Decision::Nothing,
+            Decision::Delete(..) if self.sees_another_cluster() => Decision::Nothing,
+            // It stays what tells the clusters apart.
+            Decision::Update(..) if *key == identity() && self.sees_another_cluster() => Decision::Foreign(
+                "takes the Kubernetes API that the controllers see for the one of this datastore, and deletes what it lacks",
+            ),
             decision => decision,
         }
     }
+}
+
+/// The Namespace whose uid tells clusters apart. Each has it, and nobody creates it again.
+fn identity() -> Key {
+    Key::global(Kind::Namespace, "kube-system")
 }

@@ -321,6 +321,43 @@ async fn a_kubernetes_api_that_has_lost_its_data_deletes_nothing() {
     until("the policy is gone", async || store.get(&gone).await.unwrap().is_none()).await;
 }
 
+/// Controllers with the kubeconfig of another cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_of_another_cluster_deletes_nothing() {
+    let (kubernetes, other, store) = (memory(), memory(), memory());
+    fill(&*kubernetes).await;
+    let system = global(Kind::Namespace, SYSTEM);
+    let of = |uid: &str| json!({"metadata": {"name": SYSTEM, "uid": uid}});
+    put(&*kubernetes, &system, of("one")).await;
+    put(&*other, &system, of("other")).await;
+    let first = start(store.clone(), Some(kubernetes.clone()), "me");
+    until("the pod is copied", async || store.get(&namespaced(Kind::Pod, "w")).await.unwrap().is_some())
+        .await;
+    until("the namespace is copied", async || store.get(&system).await.unwrap().is_some()).await;
+    drop(first);
+    // It has no mark of Tortie's, as those of Calico's controllers.
+    let policy = namespaced(Kind::NetworkPolicy, "knp.default.p");
+    let before = value(&*store, &policy).await;
+    let wrong = start(store.clone(), Some(other.clone()), "me");
+    put(&*other, &global(Kind::Namespace, "sign"), json!({"metadata": {"name": "sign"}})).await;
+    let sign = global(Kind::Profile, "kns.sign");
+    until("what is new is copied", async || store.get(&sign).await.unwrap().is_some()).await;
+    // A second one comes after a round in which deletions were due.
+    put(&*other, &global(Kind::Namespace, "sign2"), json!({"metadata": {"name": "sign2"}})).await;
+    let sign = global(Kind::Profile, "kns.sign2");
+    until("the next one, too", async || store.get(&sign).await.unwrap().is_some()).await;
+    assert_eq!(value(&*store, &policy).await, before);
+    assert_eq!(
+        value(&*store, &system).await["metadata"]["uid"],
+        "one",
+        "it stays what tells the clusters apart"
+    );
+    // The operator says that this is the cluster now.
+    store.delete(&system, None).await.unwrap();
+    until("what the API lacks is gone", async || store.get(&policy).await.unwrap().is_none()).await;
+    drop(wrong);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_that_lacks_an_object_deletes_nothing() {
     let (kubernetes, store) = (memory(), memory());
