@@ -211,7 +211,8 @@ impl Expects {
             return Ok(self.word(Applied::Created(Position(0))));
         };
         let value_over = if self == Self::Existing { replaced } else { applied };
-        let after = value_over(&object.value, Some(&value), object.key.kind);
+        let mut after = value_over(&object.value, Some(&value), object.key.kind);
+        store.storage_form().fill(object.key.kind, &mut after);
         let differs = without_record(after) != without_record(value);
         Ok(self.word(if differs { Applied::Configured(position) } else { Applied::Unchanged(position) }))
     }

@@ -91,7 +91,8 @@ async fn changed(store: &dyn Store, objects: &[Object]) -> Result<Vec<Changed>, 
     let mut changed = Vec::new();
     for object in objects {
         let before = store.get(&object.key).await?.map(|stored| stored.value);
-        let after = without_record(applied(&object.value, before.as_ref(), object.key.kind));
+        let mut after = without_record(applied(&object.value, before.as_ref(), object.key.kind));
+        store.storage_form().fill(object.key.kind, &mut after);
         let before = before.map(without_record);
         if before.as_ref() != Some(&after) {
             changed.push(Changed {

@@ -1,6 +1,6 @@
 //! Commands against a datastore that the test serves.
 
-mod calico_node;
+mod calico_etcd;
 mod calicoctl;
 mod chart;
 mod checks;

@@ -1,4 +1,4 @@
-//! Nodes of Calico in a real etcd: what calicoctl has stored survives each command.
+//! Objects of Calico in a real etcd: what calicoctl has stored survives each command, and what is stored does not differ from its manifest.
 
 use std::process::Command;
 
@@ -126,4 +126,30 @@ fn a_policy_that_calico_has_stored_under_another_name_stays_one() {
         assert_eq!(stored["metadata"]["labels"]["x"], "y");
         etcd.etcdctl(&["del", &key]).unwrap();
     }
+}
+
+/// The stored object has defaults and other forms besides. They are no differences.
+#[test]
+fn a_created_object_does_not_differ_from_its_manifest() {
+    if !can_run(&[Program::Etcd, Program::Etcdctl]) {
+        return;
+    }
+    let etcd = Etcd::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("policy.json");
+    let policy = |order: f64| {
+        let rule =
+            json!({"action": "Allow", "protocol": "TCP", "destination": {"ports": ["80"]}, "source": {}});
+        json!({"apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy", "metadata": {"name": "p"},
+            "spec": {"order": order, "selector": "all()", "ingress": [rule]}})
+    };
+    std::fs::write(&file, policy(100.0).to_string()).unwrap();
+    tortie(&etcd, &format!("create -f {}", file.display()));
+    // It fails if anything differs.
+    assert_eq!(tortie(&etcd, &format!("diff -f {}", file.display())), "");
+    let planned = tortie(&etcd, &format!("apply --dry-run -f {}", file.display()));
+    assert!(planned.contains("unchanged"), "{planned}");
+    std::fs::write(&file, policy(101.0).to_string()).unwrap();
+    let planned = tortie(&etcd, &format!("apply --dry-run -f {}", file.display()));
+    assert!(planned.contains("configured"), "{planned}");
 }
