@@ -152,6 +152,9 @@ async fn automatic_host_endpoints_come_and_go_on_a_kubernetes_api() {
     };
     let endpoint = global(Kind::HostEndpoint, "one-auto-hep");
     let exists = async || store.get(&endpoint).await.unwrap().is_some();
+    // kubectl looks, and then creates. In between, the controllers may create the default object.
+    let default = global(Kind::KubeControllersConfiguration, "default");
+    until("the default object exists", async || store.get(&default).await.unwrap().is_some()).await;
     servers.apply(&settings("Enabled")).unwrap();
     until("it is created", exists).await;
     servers.kubectl(&["label", "node", "one", "zone=b", "--overwrite"]).unwrap();
