@@ -35,9 +35,16 @@ fn pods_of_linux_nodes_use_ipip() {
     lab.wait_until("routes by IPIP", || leads(12, "tunl0") && leads(13, "tunl0"));
     // Pods and nodes reach the pods of all nodes.
     lab.wait_until("packets by IPIP", || reached() == with_vxlan);
-    let node = lab.json(&["get", "node", "primary", "-o", "json"]);
-    let tunnel = node["metadata"]["annotations"]["projectcalico.org/IPv4IPIPTunnelAddr"].as_str().unwrap();
-    assert!(lab.ok(&["lab", "capture", "primary", "--", "ip", "address", "show", "tunl0"]).contains(tunnel));
+    // Pods need no such address, so their packets may be there first.
+    let announced = || {
+        let node = lab.json(&["get", "node", "primary", "-o", "json"]);
+        node["metadata"]["annotations"]["projectcalico.org/IPv4IPIPTunnelAddr"].as_str().map(str::to_owned)
+    };
+    lab.wait_until("an address for IPIP", || announced().is_some());
+    let tunnel = announced().unwrap();
+    let tunnel = tunnel.as_str();
+    let addresses = || lab.ok(&["lab", "capture", "primary", "--", "ip", "address", "show", "tunl0"]);
+    lab.wait_until("the address on the link", || addresses().contains(tunnel));
     let explained = lab.ok(&["explain", "node/primary", "calico-demo/two", "--port", "80"]);
     assert!(explained.contains(tunnel), "{explained}");
 
