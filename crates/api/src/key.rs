@@ -114,7 +114,7 @@ const BATCH: &str = "batch/v1";
 
 const DESCRIPTIONS: [Description; 43] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
-    describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
+    describe(Kind::Node, CORE, "Node", "nodes", &["no", "nos"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
     describe(Kind::Pod, CORE, "Pod", "pods", &["po"], true),
     describe(Kind::Service, CORE, "Service", "services", &["svc"], true),
@@ -127,9 +127,16 @@ const DESCRIPTIONS: [Description; 43] = [
         true,
     ),
     describe(Kind::Tier, CALICO, "Tier", "tiers", &[], false),
-    describe(Kind::Profile, CALICO, "Profile", "profiles", &[], false),
-    describe(Kind::NetworkSet, CALICO, "NetworkSet", "networksets", &["netset"], true),
-    describe(Kind::GlobalNetworkSet, CALICO, "GlobalNetworkSet", "globalnetworksets", &["gns"], false),
+    describe(Kind::Profile, CALICO, "Profile", "profiles", &["pro", "pros"], false),
+    describe(Kind::NetworkSet, CALICO, "NetworkSet", "networksets", &["netset", "netsets"], true),
+    describe(
+        Kind::GlobalNetworkSet,
+        CALICO,
+        "GlobalNetworkSet",
+        "globalnetworksets",
+        &["gns", "gnetsets"],
+        false,
+    ),
     describe(
         Kind::KubernetesNetworkPolicy,
         "networking.k8s.io/v1",
@@ -162,13 +169,20 @@ const DESCRIPTIONS: [Description; 43] = [
         &["banp"],
         false,
     ),
-    describe(Kind::NetworkPolicy, CALICO, "NetworkPolicy", "networkpolicies", &["np", "networkpolicy"], true),
+    describe(
+        Kind::NetworkPolicy,
+        CALICO,
+        "NetworkPolicy",
+        "networkpolicies",
+        &["np", "networkpolicy", "policy", "policies", "pol", "pols"],
+        true,
+    ),
     describe(
         Kind::GlobalNetworkPolicy,
         CALICO,
         "GlobalNetworkPolicy",
         "globalnetworkpolicies",
-        &["gnp", "globalnetworkpolicy"],
+        &["gnp", "globalnetworkpolicy", "gnps"],
         false,
     ),
     describe(
@@ -176,7 +190,7 @@ const DESCRIPTIONS: [Description; 43] = [
         CALICO,
         "StagedNetworkPolicy",
         "stagednetworkpolicies",
-        &["snp"],
+        &["snp", "stagedpolicy", "stagedpolicies", "spol", "spols"],
         true,
     ),
     describe(
@@ -184,7 +198,7 @@ const DESCRIPTIONS: [Description; 43] = [
         CALICO,
         "StagedGlobalNetworkPolicy",
         "stagedglobalnetworkpolicies",
-        &["sgnp"],
+        &["sgnp", "sgnps"],
         false,
     ),
     describe(
@@ -192,16 +206,16 @@ const DESCRIPTIONS: [Description; 43] = [
         CALICO,
         "StagedKubernetesNetworkPolicy",
         "stagedkubernetesnetworkpolicies",
-        &["sknp"],
+        &["sknp", "stagedkubernetespolicy", "stagedkubernetespolicies", "skpol", "skpols"],
         true,
     ),
-    describe(Kind::HostEndpoint, CALICO, "HostEndpoint", "hostendpoints", &["hep"], false),
+    describe(Kind::HostEndpoint, CALICO, "HostEndpoint", "hostendpoints", &["hep", "heps"], false),
     describe(
         Kind::FelixConfiguration,
         CALICO,
         "FelixConfiguration",
         "felixconfigurations",
-        &["felixconfig"],
+        &["felixconfig", "felixconfigs"],
         false,
     ),
     describe(
@@ -209,21 +223,56 @@ const DESCRIPTIONS: [Description; 43] = [
         CALICO,
         "KubeControllersConfiguration",
         "kubecontrollersconfigurations",
-        &["kubecontrollersconfig", "kcc"],
+        &["kubecontrollersconfig", "kcc", "kubecontrollersconfigs"],
         false,
     ),
-    describe(Kind::BgpPeer, CALICO, "BGPPeer", "bgppeers", &[], false),
-    describe(Kind::BgpConfiguration, CALICO, "BGPConfiguration", "bgpconfigurations", &["bgpconfig"], false),
-    describe(Kind::BgpFilter, CALICO, "BGPFilter", "bgpfilters", &[], false),
-    describe(Kind::ClusterInformation, CALICO, "ClusterInformation", "clusterinformations", &[], false),
-    describe(Kind::CalicoNodeStatus, CALICO, "CalicoNodeStatus", "caliconodestatuses", &[], false),
-    describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
-    describe(Kind::IpReservation, CALICO, "IPReservation", "ipreservations", &["reservation"], false),
-    describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),
+    describe(Kind::BgpPeer, CALICO, "BGPPeer", "bgppeers", &["bgpp", "bgpps", "bp", "bps"], false),
+    describe(
+        Kind::BgpConfiguration,
+        CALICO,
+        "BGPConfiguration",
+        "bgpconfigurations",
+        &["bgpconfig", "bgpconfigs"],
+        false,
+    ),
+    describe(Kind::BgpFilter, CALICO, "BGPFilter", "bgpfilters", &["bgpf", "bgpfs", "bf", "bfs"], false),
+    describe(
+        Kind::ClusterInformation,
+        CALICO,
+        "ClusterInformation",
+        "clusterinformations",
+        &["clusterinfo", "clusterinfos"],
+        false,
+    ),
+    describe(
+        Kind::CalicoNodeStatus,
+        CALICO,
+        "CalicoNodeStatus",
+        "caliconodestatuses",
+        &["nodestatus", "nodestatuses"],
+        false,
+    ),
+    describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool", "ipp", "ipps", "pools"], false),
+    describe(
+        Kind::IpReservation,
+        CALICO,
+        "IPReservation",
+        "ipreservations",
+        &["reservation", "reservations"],
+        false,
+    ),
+    describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep", "weps"], true),
     describe(Kind::IpamBlock, CALICO, "IPAMBlock", "ipamblocks", &["block"], false),
     describe(Kind::BlockAffinity, CALICO, "BlockAffinity", "blockaffinities", &["affinity"], false),
     describe(Kind::IpamHandle, CALICO, "IPAMHandle", "ipamhandles", &["handle"], false),
-    describe(Kind::IpamConfig, CALICO, "IPAMConfig", "ipamconfigs", &[], false),
+    describe(
+        Kind::IpamConfig,
+        CALICO,
+        "IPAMConfig",
+        "ipamconfigs",
+        &["ipamconfiguration", "ipamconfigurations"],
+        false,
+    ),
     describe(Kind::NodeReport, "tortie.io/v1", "NodeReport", "nodereports", &["report"], false),
     describe(Kind::Lease, "coordination.k8s.io/v1", "Lease", "leases", &[], true),
     describe(Kind::Deployment, APPS, "Deployment", "deployments", &["deploy"], true),
@@ -405,6 +454,13 @@ impl Kind {
         DESCRIPTIONS.iter().find(means).map(|known| known.kind)
     }
 
+    /// The words of all kinds on the command line.
+    pub fn words() -> impl Iterator<Item = &'static str> {
+        DESCRIPTIONS
+            .iter()
+            .flat_map(|known| std::iter::once(known.plural).chain(known.aliases.iter().copied()))
+    }
+
     fn description(self) -> &'static Description {
         // The table contains every variant in the order of the enum; a test compares them.
         &DESCRIPTIONS[self as usize]
@@ -477,5 +533,62 @@ mod tests {
         ] {
             assert_eq!(Kind::from_word(word), kind, "{word}");
         }
+    }
+
+    /// The words of calicoctl (`calicoctl/calicoctl/resourcemgr` of v3.32), each in any case.
+    #[test]
+    fn the_words_of_calicoctl_name_the_same_kinds() {
+        for (kind, words) in [
+            (Kind::BgpConfiguration, "bgpconfiguration bgpconfigurations bgpconfig bgpconfigs"),
+            (Kind::BgpFilter, "bgpfilter bgpfilters bgpf bgpfs bf bfs"),
+            (Kind::BgpPeer, "bgppeer bgppeers bgpp bgpps bp bps"),
+            (Kind::CalicoNodeStatus, "caliconodestatus caliconodestatuses nodestatus nodestatuses"),
+            (Kind::ClusterInformation, "clusterinformation clusterinformations clusterinfo clusterinfos"),
+            (Kind::FelixConfiguration, "felixconfiguration felixconfigurations felixconfig felixconfigs"),
+            (Kind::GlobalNetworkPolicy, "globalnetworkpolicy globalnetworkpolicies gnp gnps"),
+            (Kind::GlobalNetworkSet, "globalnetworkset globalnetworksets gnetsets"),
+            (Kind::HostEndpoint, "hostendpoint hostendpoints hep heps"),
+            (Kind::IpamConfig, "ipamconfiguration ipamconfigurations ipamconfig ipamconfigs"),
+            (Kind::IpPool, "ippool ippools ipp ipps pool pools"),
+            (Kind::IpReservation, "ipreservation ipreservations reservation reservations"),
+            (
+                Kind::KubeControllersConfiguration,
+                "kubecontrollersconfiguration kubecontrollersconfigurations kubecontrollersconfig kubecontrollersconfigs",
+            ),
+            (Kind::NetworkPolicy, "networkpolicy networkpolicies policy np policies pol pols"),
+            (Kind::NetworkSet, "networkset networksets netsets"),
+            (Kind::Node, "node nodes no nos"),
+            (Kind::Profile, "profile profiles pro pros"),
+            (
+                Kind::StagedGlobalNetworkPolicy,
+                "stagedglobalnetworkpolicy stagedglobalnetworkpolicies sgnp sgnps",
+            ),
+            (
+                Kind::StagedKubernetesNetworkPolicy,
+                "stagedkubernetesnetworkpolicy stagedkubernetesnetworkpolicies stagedkubernetespolicy sknp stagedkubernetespolicies \
+                 skpol skpols",
+            ),
+            (
+                Kind::StagedNetworkPolicy,
+                "stagednetworkpolicy stagednetworkpolicies stagedpolicy snp stagedpolicies spol spols",
+            ),
+            (Kind::Tier, "tier tiers"),
+            (Kind::WorkloadEndpoint, "workloadendpoint workloadendpoints wep weps"),
+        ] {
+            for word in words.split_whitespace() {
+                assert_eq!(Kind::from_word(word), Some(kind), "{word}");
+                assert_eq!(Kind::from_word(&word.to_uppercase()), Some(kind), "{word}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_word_names_one_kind() {
+        let words = |known: &Description| [&[known.plural][..], known.aliases].concat();
+        let mut all: Vec<&str> = DESCRIPTIONS.iter().flat_map(words).collect();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
     }
 }

@@ -105,11 +105,15 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
 }
 
 /// Reads the documents of one file as [`read`] does, but leaves out objects of kinds that Tortie does not keep and no
-/// verdict depends on.
+/// verdict depends on. Objects without a namespace belong to this one, if it is given, and none may belong to another one.
 ///
 /// # Errors
 /// Every problem of the file.
-pub fn read_kept(file: &str, text: &str) -> Result<(Vec<Object>, Vec<Skipped>), Vec<Problem>> {
+pub fn read_kept(
+    file: &str,
+    text: &str,
+    namespace: Option<&str>,
+) -> Result<(Vec<Object>, Vec<Skipped>), Vec<Problem>> {
     let (mut skipped, mut problems) = (Vec::new(), Vec::new());
     let mut documents = documents(file, text, &mut problems);
     documents.retain(|document| {
@@ -119,6 +123,15 @@ pub fn read_kept(file: &str, text: &str) -> Result<(Vec<Object>, Vec<Skipped>), 
         }
         !is_left_out
     });
+    if let Some(namespace) = namespace {
+        documents.retain_mut(|document| match give_namespace(&mut document.value, namespace) {
+            Ok(()) => true,
+            Err(error) => {
+                problems.push(problem(file, document, &describe(&document.value), error));
+                false
+            }
+        });
+    }
     Ok((of_documents(file, documents, problems)?, skipped))
 }
 
@@ -296,6 +309,27 @@ fn key(value: &mut Value) -> Result<Key, FieldError> {
     };
     metadata.insert("namespace".to_owned(), Value::String(namespace.clone()));
     Ok(Key::namespaced(kind, namespace, name))
+}
+
+/// Puts an object into a namespace, if its kind has namespaces.
+fn give_namespace(value: &mut Value, namespace: &str) -> Result<(), FieldError> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let Meaning::Kept(kind) = meaning::meaning(&text(&value["apiVersion"]), &text(&value["kind"])) else {
+        return Ok(());
+    };
+    let metadata = value.get_mut("metadata").and_then(Value::as_object_mut).filter(|_| kind.namespaced());
+    let Some(metadata) = metadata else { return Ok(()) };
+    match metadata.get("namespace").map(text).unwrap_or_default().as_str() {
+        "" => drop(metadata.insert("namespace".to_owned(), Value::String(namespace.to_owned()))),
+        given if given == namespace => {}
+        given => {
+            return Err(FieldError::new(
+                "metadata.namespace",
+                format!("is {given}, but namespace {namespace} is wanted"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A description of an object whose key is invalid.

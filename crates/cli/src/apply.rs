@@ -39,6 +39,9 @@ pub(crate) enum Expects {
 pub(crate) struct Apply {
     #[command(flatten)]
     filenames: Filenames,
+    /// The namespace of objects that name none; no object may name another one
+    #[arg(short, long)]
+    namespace: Option<String>,
     /// With create: leave objects alone that exist
     #[arg(long)]
     skip_exists: bool,
@@ -65,7 +68,9 @@ pub(crate) struct Apply {
 impl Apply {
     pub(crate) fn run(self, expects: Expects) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(mut objects) = read_all(&self.filenames)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
+        let Some(mut objects) = read_all(&self.filenames, self.namespace.as_deref())? else {
+            return Ok(ExitCode::from(NOT_UNDERSTOOD));
+        };
         refuse_managed(objects.iter().map(|object| &object.key))?;
         if let Err(error) = crate::checks::refuse_fields(&objects) {
             output::error(&error.to_string());

@@ -87,11 +87,14 @@ struct Settings {
     k8s_insecure_skip_tls_verify: bool,
     #[serde(rename = "k8sDisableNodePoll")]
     k8s_disable_node_poll: bool,
-    #[serde(rename = "k8sUsePodCIDR")]
+    #[serde(rename = "usePodCIDR", alias = "k8sUsePodCIDR")]
     k8s_use_pod_cidr: bool,
     k8s_current_context: String,
     #[serde(rename = "k8sClientQPS")]
     k8s_client_qps: f32,
+    k8s_client_burst: i64,
+    #[serde(rename = "calicoAPIGroup")]
+    calico_api_group: String,
 }
 
 /// The settings that Tortie reads from the environment; each may also begin with `CALICO_`.
@@ -178,13 +181,20 @@ impl Settings {
             k8s_disable_node_poll: _,
             k8s_use_pod_cidr: _,
             k8s_client_qps: _,
+            k8s_client_burst: _,
+            calico_api_group,
             k8s_current_context,
         } = self;
         let unsupported = |fields: &[(&str, &str, &str)]| {
             let found = fields.iter().find(|(_, value, _)| !value.is_empty());
             found.map_or(Ok(()), |(name, _, remedy)| Err(format!("{name} is not supported; {remedy}")))
         };
-        match datastore_type.as_str() {
+        // As in calicoctl: a file that names members of etcd means etcd.
+        let datastore = match datastore_type.as_str() {
+            "" if !etcd_endpoints.is_empty() => "etcdv3",
+            datastore => datastore,
+        };
+        match datastore {
             "etcdv3" => {
                 unsupported(&[(
                     "etcdDiscoverySrv",
@@ -225,6 +235,7 @@ impl Settings {
                     ("k8sCAFile", &k8s_ca_file, remedy),
                     ("k8sAPIToken", &k8s_api_token, remedy),
                     ("k8sInsecureSkipTLSVerify", skips, remedy),
+                    ("calicoAPIGroup", &calico_api_group, "name the group with --calico-group"),
                     ("k8sCurrentContext", &k8s_current_context, "set current-context in the kubeconfig"),
                 ])?;
                 Ok(CalicoStore::Kubernetes(
@@ -319,7 +330,11 @@ mod tests {
                 Ok(CalicoStore::Etcd(with_tls)),
             ),
             ("datastoreType: kubernetes, kubeconfig: /k", Ok(CalicoStore::Kubernetes(Some("/k".into())))),
+            // calicoctl takes it for etcd. With the Kubernetes API, another datastore would be changed without a word.
+            ("etcdEndpoints: 'http://a:1'", Ok(CalicoStore::Etcd(etcd(&["http://a:1"])))),
             ("", Ok(CalicoStore::Kubernetes(None))),
+            ("usePodCIDR: true, k8sClientBurst: 9", Ok(CalicoStore::Kubernetes(None))),
+            ("calicoAPIGroup: projectcalico.org/v3", Err("--calico-group")),
             ("k8sUsePodCIDR: true", Ok(CalicoStore::Kubernetes(None))),
             ("datastoreType: etcdv3", Err("etcdEndpoints names no member")),
             ("datastoreType: etcdv3, etcdDiscoverySrv: x", Err("etcdDiscoverySrv is not supported")),

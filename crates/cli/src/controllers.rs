@@ -26,6 +26,9 @@ pub(crate) struct Controllers {
     /// How many seconds a Node must be missing before its addresses, blocks, report and automatic host endpoint are removed
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = clap::value_parser!(u64).range(1..))]
     node_grace: u64,
+    /// Do also the work of Calico's kube-controllers while these are ready. Without it, what both do is left to them
+    #[arg(long)]
+    ignore_calico_controllers: bool,
     /// The namespace of the Lease tortie-controllers
     #[arg(long, value_name = "NAMESPACE", default_value = "tortie-system")]
     namespace: String,
@@ -52,6 +55,7 @@ impl Controllers {
                 identity: format!("{}_{:016x}", host.trim(), random_seed()),
                 namespace: self.namespace,
                 node_grace: Duration::from_secs(self.node_grace),
+                heeds_calico: !self.ignore_calico_controllers,
             };
             tokio::select! {
                 () = tortie_controllers::run(config) => {}

@@ -23,7 +23,7 @@ const DISCONNECT: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
 #[command(mut_arg("files", |files| {
-    files.conflicts_with_all(["namespace", "all_namespaces", "all", "selector", "field_selector"])
+    files.conflicts_with_all(["all_namespaces", "all", "selector", "field_selector"])
 }))]
 pub(crate) struct Delete {
     #[command(flatten)]
@@ -34,7 +34,7 @@ pub(crate) struct Delete {
     #[command(flatten)]
     selection: Selection,
     /// Objects that do not exist are no error
-    #[arg(long)]
+    #[arg(short = 's', long, alias = "skip-not-exists")]
     ignore_not_found: bool,
     /// Show what would be deleted, and delete nothing
     #[arg(long)]
@@ -49,7 +49,8 @@ impl Delete {
         let of_files = match self.filenames.is_empty() {
             true => None,
             false => {
-                let Some(mut objects) = read_all(&self.filenames)? else {
+                let Some(mut objects) = read_all(&self.filenames, self.selection.namespace.as_deref())?
+                else {
                     return Ok(ExitCode::from(NOT_UNDERSTOOD));
                 };
                 objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind.apply_order()));
@@ -68,6 +69,7 @@ impl Delete {
                 }
             };
             refuse_managed(keys.iter())?;
+            refuse_nodes(&*store, &keys)?;
             for key in &mut keys {
                 if let Some(stored) = stored_otherwise(&*store, key).await? {
                     *key = stored.key;
@@ -107,6 +109,18 @@ impl Delete {
             targets::report_missing(key.kind, &key.to_string());
         }
         Ok(existed || self.ignore_not_found)
+    }
+}
+
+/// calicoctl deletes its own record of a node, and refuses where that is the Node of a Kubernetes cluster. A script must not remove machines.
+fn refuse_nodes(store: &dyn Endpoints, keys: &[Key]) -> anyhow::Result<()> {
+    match keys.iter().find(|key| key.kind == Kind::Node).filter(|_| store.derives_from_kubernetes()) {
+        Some(node) => bail!(
+            "{node} is the Node of the Kubernetes cluster, and not only Calico's record of it; if it is to leave the cluster, run kubectl delete \
+             node {}. Nothing was changed",
+            node.name
+        ),
+        None => Ok(()),
     }
 }
 

@@ -47,7 +47,9 @@ struct Changed {
 impl Diff {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(mut objects) = read_all(&self.filenames)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
+        let Some(mut objects) = read_all(&self.filenames, None)? else {
+            return Ok(ExitCode::from(NOT_UNDERSTOOD));
+        };
         refuse_managed(objects.iter().map(|object| &object.key))?;
         checks::refuse_fields(&objects)?;
         objects.sort_by_key(|object| object.key.kind.apply_order());

@@ -3,14 +3,19 @@
 mod columns;
 mod format;
 mod go_template;
+mod headings;
 mod template;
 mod watch;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use tortie_store::Stored;
+use tortie_api::{Key, Kind};
+use tortie_store::{Store, Stored};
 
+use crate::filenames::Filenames;
 use crate::filter::{FieldFilter, LabelFilter};
+use crate::manifests::{NOT_UNDERSTOOD, read_all, stored_otherwise};
 use crate::store::StoreArguments;
 use crate::targets::{self, Target};
 pub(crate) use columns::age;
@@ -19,8 +24,10 @@ use template::Path;
 
 #[derive(clap::Args)]
 pub(crate) struct Get {
+    #[command(flatten)]
+    filenames: Filenames,
     /// Kinds and names: pods; pods,services; pod NAME; pod/NAME service/NAME; all (what decides about packets)
-    #[arg(required = true, value_name = "KIND | KIND/NAME")]
+    #[arg(required_unless_present_any = ["files", "kustomize"], conflicts_with_all = ["files", "kustomize"], value_name = "KIND | KIND/NAME")]
     objects: Vec<String>,
     /// Only this namespace; all namespaces if none is given
     #[arg(short, long, conflicts_with = "all_namespaces")]
@@ -51,7 +58,7 @@ pub(crate) struct Get {
     #[arg(long)]
     no_headers: bool,
     /// Show changes until interrupted
-    #[arg(short, long, conflicts_with = "sort_by")]
+    #[arg(short, long, conflicts_with_all = ["sort_by", "files", "kustomize"])]
     watch: bool,
     /// With --watch: show what happened to each object (ADDED, MODIFIED, DELETED)
     #[arg(long, requires = "watch")]
@@ -63,29 +70,42 @@ pub(crate) struct Get {
 impl Get {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let targets = targets::parse(&self.objects)?;
-        let printer = Printer::new(&self, targets.len() > 1);
+        let wanted = match self.filenames.is_empty() {
+            true => Wanted::Targets(targets::parse(&self.objects)?),
+            false => match read_all(&self.filenames, self.namespace.as_deref())? {
+                Some(objects) => Wanted::Keys(objects.into_iter().map(|object| object.key).collect()),
+                None => return Ok(ExitCode::from(NOT_UNDERSTOOD)),
+            },
+        };
+        let printer = Printer::new(&self, &wanted.kinds())?;
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
-            if self.watch {
-                return watch::run(&*store, &self, &targets, &printer).await;
-            }
-            let (mut groups, mut missing) = (Vec::new(), Vec::new());
-            for target in &targets {
-                let (items, absent) = targets::read(&*store, target, self.namespace()).await?;
-                let items = items.into_iter().filter(|stored| self.fits(stored));
-                groups.push((target.kind, items.collect::<Vec<Stored>>()));
-                missing
-                    .extend(absent.into_iter().map(|name| (target.kind, format!("{} {name}", target.kind))));
-            }
+            let (mut groups, missing) = match &wanted {
+                Wanted::Targets(targets) if self.watch => {
+                    return watch::run(&*store, &self, targets, &printer).await;
+                }
+                Wanted::Targets(targets) => self.of_targets(&*store, targets).await?,
+                Wanted::Keys(keys) => of_keys(&*store, keys).await?,
+            };
+            groups.iter_mut().for_each(|(_, items)| items.retain(|stored| self.fits(stored)));
             let is_empty = groups.iter().all(|(_, items)| items.is_empty());
             // If none of the requested objects exists, the errors are sufficient.
             if !is_empty || missing.is_empty() {
-                printer.print(groups, is_single(&targets))?;
+                printer.print(groups, wanted.is_single())?;
             }
             missing.iter().for_each(|(kind, object)| targets::report_missing(*kind, object));
             Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         })
+    }
+
+    async fn of_targets(&self, store: &dyn Store, targets: &[Target]) -> anyhow::Result<Listed> {
+        let (mut groups, mut missing) = (Vec::new(), Vec::new());
+        for target in targets {
+            let (items, absent) = targets::read(store, target, self.namespace()).await?;
+            groups.push((target.kind, items));
+            missing.extend(absent.into_iter().map(|name| (target.kind, format!("{} {name}", target.kind))));
+        }
+        Ok((groups, missing))
     }
 
     fn namespace(&self) -> Option<&str> {
@@ -99,7 +119,50 @@ impl Get {
     }
 }
 
-/// Whether one object is requested by its name; the output is then no list.
-fn is_single(targets: &[Target]) -> bool {
-    matches!(targets, [target] if target.names.len() == 1)
+/// The objects of each kind, and what does not exist.
+type Listed = (Vec<(Kind, Vec<Stored>)>, Vec<(Kind, String)>);
+
+/// The objects of manifests, as they are stored.
+async fn of_keys(store: &dyn Store, keys: &[Key]) -> anyhow::Result<Listed> {
+    let mut groups: BTreeMap<Kind, Vec<Stored>> = BTreeMap::new();
+    let mut missing = Vec::new();
+    for key in keys {
+        let stored = match store.get(key).await? {
+            None => stored_otherwise(store, key).await?,
+            found => found,
+        };
+        match stored {
+            Some(stored) => groups.entry(key.kind).or_default().push(stored),
+            None => missing.push((key.kind, key.to_string())),
+        }
+    }
+    Ok((groups.into_iter().collect(), missing))
+}
+
+/// What is to be shown.
+enum Wanted {
+    Targets(Vec<Target>),
+    /// The objects of manifests.
+    Keys(Vec<Key>),
+}
+
+impl Wanted {
+    /// Whether one object is requested by its name; the output is then no list.
+    fn is_single(&self) -> bool {
+        match self {
+            Self::Targets(targets) => matches!(&targets[..], [target] if target.names.len() == 1),
+            Self::Keys(keys) => keys.len() == 1,
+        }
+    }
+
+    /// The kinds, each once.
+    fn kinds(&self) -> Vec<Kind> {
+        let mut kinds: Vec<Kind> = match self {
+            Self::Targets(targets) => targets.iter().map(|target| target.kind).collect(),
+            Self::Keys(keys) => keys.iter().map(|key| key.kind).collect(),
+        };
+        kinds.sort_unstable();
+        kinds.dedup();
+        kinds
+    }
 }

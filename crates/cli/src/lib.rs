@@ -8,6 +8,7 @@ mod apply;
 #[cfg(unix)]
 mod archive;
 mod bgp;
+mod calico;
 mod calicoctl;
 mod certs;
 mod checks;
@@ -100,6 +101,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "tortie", version)]
 struct Arguments {
+    /// What is logged: error, warn, info, debug or trace. RUST_LOG says more
+    #[arg(short, long, value_name = "LEVEL", value_parser = log_level)]
+    log_level: Option<&'static str>,
+    /// An option of calicoctl; Tortie reads objects of all known versions
+    #[arg(long, hide = true)]
+    allow_version_mismatch: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -156,6 +163,9 @@ enum Command {
     /// Check and show policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Stop Calico's components after Tortie has taken over, or start them again
+    #[command(subcommand)]
+    Calico(calico::CalicoCommand),
     /// Install Tortie in a Kubernetes cluster, or print its manifests
     Install(Box<install::Install>),
     /// Show the nodes, what is in force there, and what is wrong
@@ -220,6 +230,10 @@ pub fn run(lab: Option<&'static dyn Lab>) -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return output::usage(&error),
     };
+    if let Some(level) = arguments.log_level {
+        // Only the first call has an effect, and this is the only one.
+        let _ = LOG_LEVEL.set(level);
+    }
     let result = match arguments.command {
         Command::Lab(command) => command.run(),
         Command::Apply(apply) => apply.run(Expects::Either),
@@ -245,6 +259,7 @@ pub fn run(lab: Option<&'static dyn Lab>) -> ExitCode {
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),
         Command::Policy(policy) => return ask(policy.run()),
+        Command::Calico(calico) => calico.run(),
         Command::Install(install) => install.run(),
         Command::Status(status) => return ask(status.run()),
         Command::Uninstall(uninstall) => uninstall.run(),
@@ -302,11 +317,34 @@ fn with_causes(error: &anyhow::Error) -> String {
     })
 }
 
-/// Logs go to standard error. `RUST_LOG` sets the level; by default, a command logs warnings, and a daemon also logs
+/// The level of the command line.
+static LOG_LEVEL: std::sync::OnceLock<&str> = std::sync::OnceLock::new();
+
+/// Reads a level. calicoctl has some words besides.
+fn log_level(text: &str) -> Result<&'static str, String> {
+    Ok(match text.to_ascii_lowercase().as_str() {
+        "panic" | "fatal" | "error" => "error",
+        "warn" | "warning" => "warn",
+        "info" => "info",
+        "debug" => "debug",
+        "trace" => "trace",
+        _ => return Err("it is none of error, warn, info, debug and trace".to_owned()),
+    })
+}
+
+/// What is logged: by the command line, by `RUST_LOG`, or this.
+fn log_filter(default: &str) -> tracing_subscriber::EnvFilter {
+    match LOG_LEVEL.get() {
+        Some(level) => tracing_subscriber::EnvFilter::new(level),
+        None => tracing_subscriber::EnvFilter::try_from_default_env()
+            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default)),
+    }
+}
+
+/// Logs go to standard error. `--log-level` or `RUST_LOG` sets the level; by default, a command logs warnings, and a daemon also logs
 /// events.
 pub fn log(default: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let filter = log_filter(default);
     // Log files have no colours.
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Limited::new(std::io::stderr));
@@ -321,8 +359,7 @@ fn changeable_log(default: &str) -> tortie_agent::LogLevel {
 
 /// The same, to another place.
 fn changeable_log_to(default: &str, place: BoxMakeWriter, coloured: bool) -> tortie_agent::LogLevel {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    let filter = log_filter(default);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Limited::new(place));
     let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
     let handle = log.reload_handle();

@@ -116,12 +116,16 @@ pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
     tier.filter(|tier| !tier.is_empty())
 }
 
-/// Reads all manifests. `None` if there is any problem: every problem has then been printed.
-pub(crate) fn read_all(filenames: &Filenames) -> anyhow::Result<Option<Vec<Object>>> {
+/// Reads all manifests. Objects without a namespace belong to this one, and none may belong to another one. `None` if there is any problem: every
+/// problem has then been printed.
+pub(crate) fn read_all(
+    filenames: &Filenames,
+    namespace: Option<&str>,
+) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
     let (mut problems, mut left_out) = (Vec::new(), Vec::new());
     for Manifest { name, text } in filenames.manifests()? {
-        match manifest::read_kept(&name, &text?) {
+        match manifest::read_kept(&name, &text?, namespace) {
             Ok((more, skipped)) => {
                 objects.extend(more);
                 left_out.extend(skipped);

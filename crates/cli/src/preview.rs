@@ -56,7 +56,7 @@ impl Preview {
         let before = &read.snapshot;
         let objects = match self.change.is_empty() {
             true => Vec::new(),
-            false => match manifests::read_all(&self.change)? {
+            false => match manifests::read_all(&self.change, None)? {
                 Some(objects) => objects,
                 None => return wrong,
             },

@@ -6,11 +6,12 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 use tortie_api::report::{NodeReport, NodeStatus};
-use tortie_dataplane::Severity;
+use tortie_controllers::{CALICO_CONTROLLERS, NAMESPACES, ready_controllers};
+use tortie_dataplane::{Reason, Severity};
 use tortie_deploy::DAEMON_SET;
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes, ObjectError};
 
-use crate::install::cluster::{ClusterArguments, list};
+use crate::install::cluster::{ClusterArguments, get, list};
 use crate::install::rollout::{Rollout, problem};
 use crate::output;
 
@@ -18,6 +19,8 @@ use crate::output;
 const MAX_LINES: usize = 20;
 /// The maximum number of nodes on the screen.
 const MAX_NODES: usize = 30;
+/// The column of the screen that says whether policy is in force.
+const IN_FORCE: usize = 6;
 /// How many heartbeats a report may be old.
 const STALE_HEARTBEATS: u64 = 3;
 
@@ -34,6 +37,9 @@ struct Observed {
     nodes: Vec<Value>,
     reports: Vec<Value>,
     pools: Vec<Value>,
+    /// The Deployments of Calico's kube-controllers, each with its namespace.
+    calico_controllers: Vec<(&'static str, Option<Value>)>,
+    controllers_configuration: Option<Value>,
 }
 
 /// A screen.
@@ -83,12 +89,61 @@ fn print(lines: &[String]) {
 }
 
 async fn read(cluster: &Kubernetes, group: CalicoGroup) -> Result<Observed, ObjectError> {
+    let mut calico_controllers = Vec::new();
+    for namespace in NAMESPACES {
+        let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{CALICO_CONTROLLERS}");
+        calico_controllers.push((namespace, get(cluster, &path).await?));
+    }
+    let configuration = format!("/apis/{group}/kubecontrollersconfigurations/default");
     Ok(Observed {
+        calico_controllers,
+        controllers_configuration: get(cluster, &configuration).await?,
         rollout: Rollout::read(cluster, DAEMON_SET).await?,
         nodes: list(cluster, "/api/v1/nodes").await?,
         reports: list(cluster, "/apis/tortie.io/v1/nodereports").await?,
         pools: list(cluster, &format!("/apis/{group}/ippools")).await?,
     })
+}
+
+/// The nodes on which Tortie's policy is not known to be in force, with the reasons.
+pub(crate) async fn nodes_without_policy(cluster: &Kubernetes) -> anyhow::Result<Vec<String>> {
+    let group = cluster.group().await?;
+    Ok(without_policy(&read(cluster, group).await?, now()))
+}
+
+fn without_policy(cluster: &Observed, now: i64) -> Vec<String> {
+    let reports = reports(cluster);
+    let mut without = Vec::new();
+    for node in &cluster.nodes {
+        let name = node["metadata"]["name"].as_str().unwrap_or_default();
+        let pod = cluster.rollout.pods.iter().find(|pod| pod["spec"]["nodeName"] == name);
+        let report = reports.get(name);
+        let (row, problems) = of_node(node, name, pod, report, now);
+        let all = report.into_iter().flat_map(|report| &report.conditions);
+        let unenforced = all.filter(|one| leaves_out(&one.reason));
+        let unenforced: Vec<String> =
+            unenforced.map(|one| format!("node {name}: {}", output::condition(one))).collect();
+        if row.get(IN_FORCE).is_none_or(|in_force| in_force != "yes") || !unenforced.is_empty() {
+            without.push(format!("node {name}: not all policy is known to be in force"));
+            without.extend(problems);
+            without.extend(unenforced);
+        }
+    }
+    without
+}
+
+/// Whether a condition says that policy is not enforced, or that pods get no network.
+fn leaves_out(reason: &str) -> bool {
+    use Reason::{CniConfigNotWritten, HostEndpointNotEnforced, NotUnderstood, PolicyBypassed};
+    let named = [CniConfigNotWritten, HostEndpointNotEnforced, NotUnderstood, PolicyBypassed];
+    Severity::of(reason) == Severity::WithoutEffect || named.iter().any(|one| one.to_string() == reason)
+}
+
+/// The last report of each node.
+fn reports(cluster: &Observed) -> BTreeMap<String, NodeStatus> {
+    let reports = cluster.reports.iter();
+    let reports = reports.filter_map(|report| serde_json::from_value::<NodeReport>(report.clone()).ok());
+    reports.map(|report| (report.metadata.name, report.status)).collect()
 }
 
 /// The seconds since 1970.
@@ -111,12 +166,7 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
     if cluster.rollout.set.is_none() {
         screen.problems.push("Tortie is not installed: tortie install".to_owned());
     }
-    let reports: BTreeMap<String, NodeStatus> = cluster
-        .reports
-        .iter()
-        .filter_map(|report| serde_json::from_value::<NodeReport>(report.clone()).ok())
-        .map(|report| (report.metadata.name, report.status))
-        .collect();
+    let reports = reports(cluster);
     if !cluster.nodes.is_empty() {
         let names = ["NODE", "READY", "AGENT", "OS", "VERSION", "PODS", "IN FORCE", "CONDITIONS"];
         screen.rows.push(names.map(str::to_owned).to_vec());
@@ -133,6 +183,9 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
         screen.problems.extend(conditions(&name, report, |severity| severity != Severity::Information));
         screen.notes.extend(conditions(&name, report, |severity| severity == Severity::Information));
     }
+    let configuration = cluster.controllers_configuration.as_ref();
+    let calico = ready_controllers(&cluster.calico_controllers, configuration, true);
+    screen.notes.extend(calico.map(|calico| calico.to_string()));
     let (rows, more) = of_nodes_on_screen(rows);
     screen.rows.extend(rows);
     screen.more_nodes = more;
@@ -269,7 +322,25 @@ mod tests {
             nodes: vec![node],
             reports: report.into_iter().collect(),
             pools: vec![json!({"spec": {"cidr": "10.244.0.0/16"}})],
+            ..Observed::default()
         }
+    }
+
+    #[test]
+    fn ready_controllers_of_calico_are_a_note() {
+        let mut cluster = cluster(Some(report(10, "b", &[])), "True");
+        let env = json!([{"name": "DATASTORE_TYPE", "value": "kubernetes"}]);
+        let deployment = |ready: u64| {
+            let containers = json!([{"name": "c", "env": env}]);
+            json!({"spec": {"replicas": 1, "template": {"spec": {"containers": containers}}}, "status": {"readyReplicas": ready}})
+        };
+        cluster.calico_controllers = vec![("calico-system", Some(deployment(1))), ("kube-system", None)];
+        let ready = screen(&cluster, NOW);
+        assert!(ready.problems.is_empty() && ready.notes.len() == 1, "{ready:?}");
+        let expected = "Deployment calico-system/calico-kube-controllers of Calico is ready";
+        assert!(ready.notes[0].starts_with(expected), "{}", ready.notes[0]);
+        cluster.calico_controllers[0].1 = Some(deployment(0));
+        assert!(screen(&cluster, NOW).notes.is_empty());
     }
 
     #[test]
@@ -286,7 +357,10 @@ mod tests {
             (None, "True", "unknown", "its agent has not reported"),
         ] {
             let screen = screen(&cluster(report_of.clone(), ready), NOW);
-            assert_eq!(screen.rows[1][6], in_force, "{report_of:?}");
+            assert_eq!(screen.rows[1][IN_FORCE], in_force, "{report_of:?}");
+            let without = without_policy(&cluster(report_of.clone(), ready), NOW);
+            let is_whole = in_force == "yes" && problem != "FieldNotSupported";
+            assert_eq!(without.is_empty(), is_whole, "{report_of:?}: {without:?}");
             let problems = screen.problems.join("\n");
             assert!(problems.contains(problem) && problems.is_empty() == problem.is_empty(), "{problems}");
         }

@@ -8,6 +8,8 @@ use crate::filter::{FieldFilter, LabelFilter};
 use crate::manifests::other_name;
 use crate::output;
 
+/// How alike two words are that may be meant for each other, from 0 to 1.
+const SIMILAR: f64 = 0.88;
 /// The word for the kinds that decide about packets.
 const ALL: &str = "all";
 
@@ -112,9 +114,17 @@ fn kind_of(word: &str) -> anyhow::Result<Kind> {
                 && kind.api_version().split_once('/').is_some_and(|(known, _)| known == group)
         })
     };
-    Kind::from_word(word)
-        .or_else(|| of_group(word))
-        .with_context(|| format!("{word:?} is no kind of object; the kinds are {}", all_kinds()))
+    Kind::from_word(word).or_else(|| of_group(word)).with_context(|| match similar(word) {
+        Some(known) => format!("{word:?} is no kind of object; did you mean {known}?"),
+        None => format!("{word:?} is no kind of object; the kinds are {}", all_kinds()),
+    })
+}
+
+/// The word for a kind that is most like this one.
+fn similar(word: &str) -> Option<&'static str> {
+    let word = word.to_ascii_lowercase();
+    let rated = Kind::words().map(|known| (strsim::jaro_winkler(&word, known), known));
+    rated.filter(|(rating, _)| *rating >= SIMILAR).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, known)| known)
 }
 
 fn all_kinds() -> String {
@@ -159,9 +169,9 @@ pub(crate) fn report_missing(kind: Kind, object: &str) {
 /// The objects that a command changes: by name, or all that selectors select.
 #[derive(clap::Args)]
 pub(crate) struct Selection {
-    /// The namespace
-    #[arg(short, long, default_value = "default")]
-    namespace: String,
+    /// The namespace, by default `default`; with -f, that of objects that name none
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
     /// All namespaces, with --all, -l or --field-selector
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     all_namespaces: bool,
@@ -194,7 +204,7 @@ impl Selection {
                 }
                 (false, false) => keys.extend(target.names.iter().map(|name| self.key(target.kind, name))),
                 (true, true) => {
-                    let namespace = Some(self.namespace.as_str()).filter(|_| !self.all_namespaces);
+                    let namespace = Some(self.namespace()).filter(|_| !self.all_namespaces);
                     let (items, _) = read(store, target, namespace).await?;
                     let selected = items.into_iter().filter(|stored| self.fits(stored));
                     let before = keys.len();
@@ -208,9 +218,13 @@ impl Selection {
         Ok(keys)
     }
 
+    fn namespace(&self) -> &str {
+        self.namespace.as_deref().unwrap_or("default")
+    }
+
     fn key(&self, kind: Kind, name: &str) -> Key {
         match kind.namespaced() {
-            true => Key::namespaced(kind, &self.namespace, name),
+            true => Key::namespaced(kind, self.namespace(), name),
             false => Key::global(kind, name),
         }
     }

@@ -25,6 +25,8 @@ use crate::install::cluster::{
 use crate::install::rollout::Rollout;
 use crate::output;
 
+/// How long an API server may go on with an admission policy that is deleted.
+const FORGETS_POLICY: Duration = Duration::from_secs(20);
 /// The definition that has no data of users.
 const REPORTS: &str = "nodereports.tortie.io";
 
@@ -57,6 +59,7 @@ impl Uninstall {
 
     async fn uninstall(self) -> anyhow::Result<ExitCode> {
         let cluster = self.cluster.open().await?;
+        crate::calico::refuse_while_stopped(&cluster).await?;
         if self.data {
             refuse_shared_data(&cluster).await?;
         }
@@ -189,10 +192,13 @@ async fn refuse_shared_data(cluster: &Kubernetes) -> anyhow::Result<()> {
             CalicoGroup::Native
         );
     }
-    // Calico creates it, and Tortie does not.
-    if get(cluster, "/apis/crd.projectcalico.org/v1/clusterinformations/default").await?.is_some() {
+    // Tortie's controllers create it without a version.
+    let information = get(cluster, "/apis/crd.projectcalico.org/v1/clusterinformations/default").await?;
+    let version =
+        information.as_ref().and_then(|object| object["spec"]["calicoVersion"].as_str()).unwrap_or_default();
+    if !version.is_empty() {
         bail!(
-            "--data would delete the data of Calico, which has used this cluster. If they may be deleted, delete its \
+            "--data would delete the data of Calico {version}, which has used this cluster. If they may be deleted, delete its \
              ClusterInformation first: kubectl delete clusterinformations.crd.projectcalico.org default"
         );
     }
@@ -210,8 +216,21 @@ async fn remove_set(cluster: &Kubernetes, name: &str, timeout: Duration) -> anyh
 }
 
 async fn delete(cluster: &Kubernetes, object: &Value) -> anyhow::Result<()> {
-    let name = name_of(object);
-    if cluster.delete_path(&path_of(object)?).await.with_context(|| name.clone())? {
+    let (name, path) = (name_of(object), path_of(object)?);
+    let deadline = Instant::now() + FORGETS_POLICY;
+    let deleted = loop {
+        match cluster.delete_path(&path).await {
+            // The policy is deleted, and the API server goes on with it for a moment.
+            Err(error)
+                if error.to_string().contains(tortie_deploy::DEFINITION_POLICY)
+                    && Instant::now() < deadline =>
+            {
+                tokio::time::sleep(INTERVAL).await;
+            }
+            deleted => break deleted.with_context(|| name.clone())?,
+        }
+    };
+    if deleted {
         output::line(&format!("{name} deleted"));
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap_complete::Shell;
@@ -19,6 +20,9 @@ pub(crate) struct Version {
     /// Only the version of this program
     #[arg(long)]
     client: bool,
+    /// Show the versions again and again, with this time between them, such as 2s or 1m
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with = "client")]
+    poll: Option<Duration>,
     /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
@@ -49,6 +53,20 @@ impl Man {
     }
 }
 
+/// A period of time: a number with one of the units s, m and h, as calicoctl takes it.
+fn period(text: &str) -> Result<Duration, String> {
+    let wrong = || "a number with a unit is expected, such as 2s or 1m".to_owned();
+    let unit = text.chars().last().ok_or_else(wrong)?;
+    let number: u64 = text.strip_suffix(unit).unwrap_or_default().parse().map_err(|_| wrong())?;
+    let seconds = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(seconds).filter(|seconds| *seconds > 0).map(Duration::from_secs).ok_or_else(wrong)
+}
+
 /// The versions in a cluster.
 #[derive(Debug, Default)]
 struct Versions {
@@ -61,6 +79,17 @@ struct Versions {
 impl Version {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
+        let Some(period) = self.poll else { return self.show() };
+        loop {
+            // Whoever waits for an update of the cluster waits while it does not answer, too.
+            if let Err(error) = self.show() {
+                output::error(&format!("{error:#}"));
+            }
+            std::thread::sleep(period);
+        }
+    }
+
+    fn show(&self) -> anyhow::Result<ExitCode> {
         let client = env!("CARGO_PKG_VERSION");
         let cluster = match self.client {
             true => None,

@@ -7,6 +7,7 @@ use tortie_api::calico::KubeControllersConfiguration;
 use tortie_api::{Key, Kind, Position, Resource};
 use tortie_store::{Change, StorageForm, Stored};
 
+use crate::calico_controllers::CalicoControllers;
 use crate::copies::{self, SOURCES, TARGETS};
 use crate::decision::Decision;
 use crate::reconciler::{Reconciler, Side};
@@ -28,6 +29,8 @@ pub(crate) struct Copier {
     copies_node_labels: bool,
     /// The form of the copies.
     form: StorageForm,
+    /// Calico's kube-controllers, if they run.
+    calico: Option<CalicoControllers>,
 }
 
 /// The kinds that the copier follows in the datastore.
@@ -36,8 +39,8 @@ pub(crate) fn followed() -> Vec<Kind> {
 }
 
 impl Copier {
-    /// For a datastore with objects in this form.
-    pub(crate) fn new(form: StorageForm) -> Self {
+    /// For a datastore with objects in this form, on which these kube-controllers of Calico run.
+    pub(crate) fn new(form: StorageForm, calico: Option<CalicoControllers>) -> Self {
         Self {
             desired: BTreeMap::new(),
             copies_of: BTreeMap::new(),
@@ -48,6 +51,7 @@ impl Copier {
             dirty: BTreeSet::new(),
             copies_node_labels: true,
             form,
+            calico,
         }
     }
 
@@ -147,6 +151,12 @@ impl Copier {
         desired.zip(actual).is_some_and(|(desired, actual)| desired != actual)
     }
 
+    /// Whether Calico's kube-controllers write this object.
+    fn is_calicos(&self, key: &Key) -> bool {
+        let controller = copies::calico_controller(key);
+        controller.is_some_and(|controller| CalicoControllers::run(self.calico.as_ref(), controller))
+    }
+
     /// The pod's copy, for its endpoint.
     fn pod_of(&self, endpoint: &Stored) -> Option<&Value> {
         self.desired.get(&copies::pod_of_endpoint(endpoint)?)
@@ -195,6 +205,9 @@ impl Reconciler for Copier {
     }
 
     fn decide(&self, key: &Key) -> Decision {
+        if self.is_calicos(key) {
+            return Decision::Nothing;
+        }
         let (desired, actual) = (self.desired.get(key), self.actual.get(key));
         let decision = match key.kind {
             Kind::WorkloadEndpoint => {

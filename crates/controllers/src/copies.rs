@@ -8,6 +8,7 @@ use tortie_api::{Key, Kind};
 use tortie_store::kubernetes::profile_of;
 use tortie_store::{COPIED_FROM, POD_UID, Stored, endpoint_labels_of, pod_of};
 
+use crate::calico_controllers::CalicoController;
 use crate::decision::{Decision, annotation, labels, update};
 use crate::policies;
 
@@ -257,6 +258,17 @@ pub(crate) fn concerns(key: &Key) -> bool {
         Kind::Profile => ["kns.", "ksa."].iter().any(|prefix| key.name.starts_with(prefix)),
         Kind::NetworkPolicy => key.name.starts_with(policies::PREFIX),
         _ => true,
+    }
+}
+
+/// The controller of Calico that writes an object with this key. Nodes are left out: Calico copies only their labels, by the same rule.
+pub(crate) fn calico_controller(key: &Key) -> Option<CalicoController> {
+    match key.kind {
+        Kind::Profile if key.name.starts_with("kns.") => Some(CalicoController::Namespace),
+        Kind::Profile => Some(CalicoController::ServiceAccount),
+        Kind::NetworkPolicy => Some(CalicoController::Policy),
+        Kind::WorkloadEndpoint => Some(CalicoController::WorkloadEndpoint),
+        _ => None,
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod absence;
 mod blocks;
+mod calico_controllers;
 mod copier;
 mod copies;
 mod decision;
@@ -36,6 +37,9 @@ use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Endpoints, Interest, StorageForm, Store};
 
 pub use blocks::Blocks;
+pub use calico_controllers::{
+    CalicoController, CalicoControllers, NAME as CALICO_CONTROLLERS, NAMESPACES, ready_controllers,
+};
 pub use copies::{KUBE_LABELS, node_copy};
 pub use default_objects::is_default;
 pub use election::{Claim, DEADLINE, Election, LEASE, PERIOD};
@@ -74,6 +78,8 @@ pub struct Config {
     pub namespace: String,
     /// How long a Node must be missing before what it leaves behind is removed.
     pub node_grace: Duration,
+    /// Whether Calico's kube-controllers may run: they then do what both would do.
+    pub heeds_calico: bool,
 }
 
 impl Config {
@@ -96,30 +102,57 @@ pub async fn run(config: Config) {
 
 /// The work of the leader, which does not end.
 async fn work(config: &Config) {
+    if !config.heeds_calico {
+        return work_beside(config, None).await;
+    }
+    let truth = config.truth();
+    calico_controllers::run(&*config.store, &*truth, |calico| work_beside(config, calico)).await;
+}
+
+/// The work that Calico's kube-controllers do not do.
+async fn work_beside(config: &Config, calico: Option<CalicoControllers>) {
     let copies = async {
         match &config.kubernetes {
-            Some(kubernetes) => copy(&**kubernetes, &*config.store).await,
+            Some(kubernetes) => copy(&**kubernetes, &*config.store, calico.clone()).await,
             None => std::future::pending().await,
         }
     };
+    let is_left = |controller| CalicoControllers::run(calico.as_ref(), controller);
     let others = lock::run(&*config.store, || async {
-        let addresses = load_balancers::run(config.store.clone(), config.truth());
         let store = &*config.store;
         let own = async {
-            tokio::join!(host_endpoints(store), identities(config), default_objects::ensure(store));
+            tokio::join!(identities(config), default_objects::ensure(store), pools(config));
         };
-        tokio::join!(own, nodes(config), blocks(config), pools(config), addresses);
+        let is_left_nodes = is_left(CalicoController::Node);
+        let of_nodes = async {
+            tokio::join!(host_endpoints(store), blocks(config));
+        };
+        let addresses = load_balancers::run(config.store.clone(), config.truth());
+        tokio::join!(
+            own,
+            nodes(config, is_left_nodes),
+            unless(is_left_nodes, of_nodes),
+            unless(is_left(CalicoController::LoadBalancer), addresses),
+        );
     });
     // Copies are made while the datastore is locked, too: a cluster that changes to etcd needs them before its nodes apply
     // anything, and nothing else has them.
     tokio::join!(copies, others);
 }
 
-async fn copy(kubernetes: &dyn Store, store: &dyn Store) {
+/// Does the work, or waits for ever if somebody else does it.
+async fn unless(is_left: bool, work: impl Future<Output = ()>) {
+    match is_left {
+        true => std::future::pending().await,
+        false => work.await,
+    }
+}
+
+async fn copy(kubernetes: &dyn Store, store: &dyn Store, calico: Option<CalicoControllers>) {
     let sources = kubernetes.follow(copies::SOURCES.map(Interest::all).to_vec());
     let targets = store.follow(copier::followed().into_iter().map(Interest::all).collect());
     let stores = Stores { source: kubernetes, target: store };
-    reconciler::run(Copier::new(store.storage_form()), stores, sources, targets).await;
+    reconciler::run(Copier::new(store.storage_form(), calico), stores, sources, targets).await;
 }
 
 async fn host_endpoints(store: &dyn Store) {
@@ -139,8 +172,12 @@ async fn identities(config: &Config) {
     rounds("objects without identity cannot be looked for", periods, identities, Identities::round).await;
 }
 
-async fn nodes(config: &Config) {
-    let nodes = Nodes::new(config.store.clone(), config.truth(), config.node_grace);
+/// Calico's controllers, if they run, know no NodeReports.
+async fn nodes(config: &Config, only_reports: bool) {
+    let mut nodes = Nodes::new(config.store.clone(), config.truth(), config.node_grace);
+    if only_reports {
+        nodes = nodes.only_reports();
+    }
     let period = MAX_ROUND.min(config.node_grace / 4);
     rounds("vanished nodes cannot be looked for", (period, period), nodes, Nodes::round).await;
 }

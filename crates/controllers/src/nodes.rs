@@ -35,6 +35,8 @@ pub struct Nodes {
     truth: Arc<dyn Store>,
     grace: Duration,
     absence: Absence,
+    /// Whether Calico's kube-controllers remove the rest.
+    only_reports: bool,
 }
 
 /// The result of removing what a node left behind.
@@ -51,7 +53,14 @@ impl Nodes {
     #[must_use]
     pub fn new(store: Arc<dyn Endpoints>, truth: Arc<dyn Store>, grace: Duration) -> Self {
         let records = Records::new(store.clone());
-        Self { store, records, truth, grace, absence: Absence::default() }
+        Self { store, records, truth, grace, absence: Absence::default(), only_reports: false }
+    }
+
+    /// Removes NodeReports, and leaves the rest to others.
+    #[must_use]
+    pub(crate) fn only_reports(mut self) -> Self {
+        self.only_reports = true;
+        self
     }
 
     /// Looks for vanished nodes, and removes what those leave behind that have been missing for the grace period.
@@ -83,6 +92,10 @@ impl Nodes {
     /// The names of nodes in the objects that this removes.
     async fn referenced(&self) -> Result<BTreeSet<String>, StoreError> {
         let mut names = BTreeSet::new();
+        names.extend(self.list(Kind::NodeReport).await?.into_iter().map(|stored| stored.key.name));
+        if self.only_reports {
+            return Ok(names);
+        }
         for stored in self.list(Kind::BlockAffinity).await? {
             let owner = stored.key.name.split_once('/').map(|(owner, _)| owner);
             names.extend(owner.filter(|owner| !is_virtual(owner)).map(str::to_owned));
@@ -96,7 +109,6 @@ impl Nodes {
                 names.extend(stored.value["spec"]["node"].as_str().map(str::to_owned));
             }
         }
-        names.extend(self.list(Kind::NodeReport).await?.into_iter().map(|stored| stored.key.name));
         if self.copies() {
             let copies = self.list(Kind::Node).await?.into_iter();
             names.extend(copies.filter(|node| source_of(&node.value).is_some()).map(|node| node.key.name));
@@ -122,6 +134,10 @@ impl Nodes {
     async fn remove(&self, node: &str) -> Result<Removal, IpamError> {
         if self.exists(node).await? {
             return Ok(Removal::Returned);
+        }
+        if self.only_reports {
+            self.remove_report(node).await?;
+            return Ok(Removal::Complete);
         }
         let used = self.remove_endpoints(node).await?;
         let mut waits = used.iter().next().map(|pod| format!("{pod} exists"));
@@ -167,12 +183,17 @@ impl Nodes {
         {
             return Ok(Removal::Returned);
         }
+        self.remove_report(node).await?;
+        Ok(waits.map_or(Removal::Complete, Removal::Waits))
+    }
+
+    async fn remove_report(&self, node: &str) -> Result<(), StoreError> {
         let report = Key::global(Kind::NodeReport, node);
         let reports = self.list(Kind::NodeReport).await?;
         if let Some(stored) = reports.into_iter().find(|stored| stored.key == report) {
             self.delete(node, &stored).await?;
         }
-        Ok(waits.map_or(Removal::Complete, Removal::Waits))
+        Ok(())
     }
 
     async fn exists(&self, node: &str) -> Result<bool, StoreError> {

@@ -6,7 +6,10 @@ use tortie_api::to_yaml;
 use crate::controllers::deployment;
 use crate::node;
 use crate::template::Template;
-use crate::{DEFINITIONS, NODE_RESTRICTION, RBAC, Values, documents, is_role_of_agents, parsed, reading};
+use crate::{
+    DEFINITIONS, KEPT_DEFINITIONS, NODE_RESTRICTION, RBAC, Values, documents, is_role_of_agents, parsed,
+    reading,
+};
 
 /// The paths in the chart's folder, and contents.
 pub(crate) fn files() -> Vec<(String, String)> {
@@ -14,7 +17,8 @@ pub(crate) fn files() -> Vec<(String, String)> {
         ("Chart.yaml".to_owned(), chart()),
         ("values.yaml".to_owned(), values()),
         ("templates/rbac.yaml".to_owned(), rbac()),
-        ("templates/node-restriction.yaml".to_owned(), node_restriction()),
+        ("templates/node-restriction.yaml".to_owned(), where_known(NODE_RESTRICTION)),
+        ("templates/definitions.yaml".to_owned(), where_known(KEPT_DEFINITIONS)),
         ("templates/node.yaml".to_owned(), node_template()),
     ];
     // Helm creates what is in this folder before anything else, and never changes or deletes it.
@@ -67,9 +71,9 @@ fn rbac() -> String {
 }
 
 /// Older API servers do not have the kind. Unlike kinds, helm knows the version also without a cluster.
-fn node_restriction() -> String {
+fn where_known(policies: &str) -> String {
     let has_kind = "semverCompare \">=1.30-0\" .Capabilities.KubeVersion.Version";
-    format!("{{{{- if {has_kind} }}}}\n{NODE_RESTRICTION}{{{{- end }}}}\n")
+    format!("{{{{- if {has_kind} }}}}\n{policies}{{{{- end }}}}\n")
 }
 
 fn node_template() -> String {

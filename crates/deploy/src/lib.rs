@@ -1,7 +1,7 @@
 //! The manifests of an installation, from one source: `tortie install` applies [`objects`], and `cargo xtask manifests`
 //! writes [`files`] to `deploy/`.
 //!
-//! `deploy/rbac.yaml`, `deploy/node-restriction.yaml` and `deploy/crds` are inputs. Tests of other crates compare them with what agents and types need.
+//! `deploy/rbac.yaml`, `deploy/node-restriction.yaml`, `deploy/definitions.yaml` and `deploy/crds` are inputs. Tests of other crates compare them with what agents and types need.
 
 mod chart;
 mod cni;
@@ -33,8 +33,13 @@ const RBAC: &str = include_str!("../../../deploy/rbac.yaml");
 
 /// The limits of what the agent of one node may write.
 const NODE_RESTRICTION: &str = include_str!("../../../deploy/node-restriction.yaml");
-/// The kind of these limits, which API servers before Kubernetes 1.30 do not have.
+/// What keeps the definitions of kinds from being deleted.
+const KEPT_DEFINITIONS: &str = include_str!("../../../deploy/definitions.yaml");
+/// The kind of both, which API servers before Kubernetes 1.30 do not have.
 pub const ADMISSION_POLICY: &str = "ValidatingAdmissionPolicy";
+
+/// The name of the policy that keeps definitions.
+pub const DEFINITION_POLICY: &str = "tortie-definitions";
 
 /// A file of `deploy/crds`.
 macro_rules! definition {
@@ -125,6 +130,8 @@ pub fn objects(values: &Values) -> Vec<Value> {
     objects.extend(parsed(NODE_RESTRICTION));
     objects.extend(definitions());
     objects.extend(node::objects(values));
+    // Last: `kubectl delete -f` deletes in this order, and must not delete the definitions.
+    objects.extend(parsed(KEPT_DEFINITIONS));
     objects
 }
 
@@ -163,10 +170,11 @@ pub fn files() -> Vec<File> {
 
 fn kustomization() -> String {
     let crds = DEFINITIONS.iter().map(|(name, _)| format!("crds/{name}"));
-    let resources: Vec<String> = ["rbac.yaml".to_owned(), "node-restriction.yaml".to_owned()]
+    let resources: Vec<String> = ["rbac.yaml", "node-restriction.yaml"]
         .into_iter()
+        .map(str::to_owned)
         .chain(crds)
-        .chain(["node.yaml".to_owned()])
+        .chain(["node.yaml", "definitions.yaml"].map(str::to_owned))
         .collect();
     to_yaml(&json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources,
@@ -193,7 +201,7 @@ mod tests {
         for (name, text) in DEFINITIONS {
             assert_eq!(from_yaml(text).unwrap().len(), 1, "{name}");
         }
-        for text in [RBAC, NODE_RESTRICTION] {
+        for text in [RBAC, NODE_RESTRICTION, KEPT_DEFINITIONS] {
             assert_eq!(from_yaml(text).unwrap().len(), text.split("\n---\n").count());
         }
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");

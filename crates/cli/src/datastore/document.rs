@@ -1,4 +1,5 @@
-//! The file of an export: a header, one object in each line, and a last line that shows that the file is complete.
+//! The file of an export: a header, one object in each line, and a last line that shows that the file is complete. The other format is
+//! calicoctl's.
 
 use std::io::Write;
 use std::path::Path;
@@ -8,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tortie_api::{Key, Kind};
 
+use super::calico_file;
+use super::exported::Exported;
 use crate::filenames;
-use crate::manifests::tier_of;
 
 /// The name and version of the format.
 const FORMAT: &str = "tortie-datastore/1";
@@ -42,15 +44,50 @@ struct LastLine {
     end: usize,
 }
 
-/// An exported object.
+/// The format of an export.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum ExportFormat {
+    /// Tortie's: everything that is kept
+    #[default]
+    Tortie,
+    /// That of calicoctl datastore migrate export, which it imports into a Kubernetes API: without Profiles, endpoints, and what controllers copy
+    Calico,
+}
+
+impl ExportFormat {
+    /// Whether the format has an object.
+    pub(super) fn has(self, key: &Key) -> bool {
+        match self {
+            Self::Tortie => true,
+            Self::Calico => calico_file::has(key),
+        }
+    }
+}
+
+/// What a file has.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Exported {
-    pub(super) key: Key,
-    pub(super) value: Value,
+pub(super) struct Document {
+    pub(super) objects: Vec<Exported>,
+    /// Its format. Of objects that this does not have, the file says nothing.
+    pub(super) format: ExportFormat,
 }
 
 /// Writes the file.
-pub(super) fn write(to: &mut dyn Write, objects: &[Exported]) -> anyhow::Result<()> {
+///
+/// # Errors
+/// The format cannot keep an object, or the file cannot be written.
+pub(super) fn write(to: &mut dyn Write, objects: &[Exported], format: ExportFormat) -> anyhow::Result<()> {
+    match format {
+        ExportFormat::Tortie => write_lines(to, objects),
+        ExportFormat::Calico => {
+            to.write_all(calico_file::write(objects)?.as_bytes())?;
+            to.flush()?;
+            Ok(())
+        }
+    }
+}
+
+fn write_lines(to: &mut dyn Write, objects: &[Exported]) -> anyhow::Result<()> {
     let header = Header {
         format: FORMAT.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -71,16 +108,21 @@ pub(super) fn write(to: &mut dyn Write, objects: &[Exported]) -> anyhow::Result<
 /// Reads a file, or standard input.
 ///
 /// # Errors
-/// It is none of this format, or not complete.
-pub(super) fn read(file: &Path) -> anyhow::Result<Vec<Exported>> {
-    parse(&filenames::read(file)?).with_context(|| file.display().to_string())
+/// It has none of the formats, or is not complete.
+pub(super) fn read(file: &Path) -> anyhow::Result<Document> {
+    let text = filenames::read(file)?;
+    let read = match calico_file::is_this(&text) {
+        true => calico_file::parse(&text).map(|objects| Document { objects, format: ExportFormat::Calico }),
+        false => parse(&text).map(|objects| Document { objects, format: ExportFormat::Tortie }),
+    };
+    read.with_context(|| file.display().to_string())
 }
 
 fn parse(text: &str) -> anyhow::Result<Vec<Exported>> {
     let mut lines = text.lines().enumerate();
     let header = lines.next().and_then(|(_, line)| serde_json::from_str::<Header>(line).ok());
     match header {
-        None => bail!("it is no export of tortie datastore export"),
+        None => bail!("it is no export of tortie datastore export or calicoctl datastore migrate export"),
         Some(Header { format, version, .. }) if format != FORMAT => {
             bail!(
                 "its format is {format}, of Tortie {version}; this is Tortie {}, which reads {FORMAT}",
@@ -119,43 +161,6 @@ fn parse(text: &str) -> anyhow::Result<Vec<Exported>> {
     bail!("the file is not complete: its last line is missing; export again")
 }
 
-impl Exported {
-    /// Why the object cannot be stored under its key, whatever its fields mean.
-    fn problem(&self) -> Option<String> {
-        let Self { key, value } = self;
-        let Some(fields) = value.as_object() else { return Some("its value is no mapping".to_owned()) };
-        if key.name.is_empty() || key.kind.namespaced() == key.namespace.is_empty() {
-            return Some("its name or namespace is missing, or it must not have a namespace".to_owned());
-        }
-        if matches!(key.kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig) {
-            return None;
-        }
-        if key.name.contains('/') {
-            return Some("its name has a slash".to_owned());
-        }
-        let wrong = ["metadata", "spec"]
-            .into_iter()
-            .find(|field| fields.get(*field).is_some_and(|part| !part.is_object()));
-        if let Some(field) = wrong {
-            return Some(format!("{field} is no mapping"));
-        }
-        let is_named = |field: &str, expected: &str| {
-            fields
-                .get("metadata")
-                .and_then(|metadata| metadata.get(field))
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                == expected
-        };
-        // Versions of Calico before 3.32 stored a policy under the name of its tier and its own.
-        let own_name =
-            tier_of(key.kind, value).and_then(|tier| key.name.strip_prefix(tier)?.strip_prefix('.'));
-        let has_name = is_named("name", &key.name) || own_name.is_some_and(|name| is_named("name", name));
-        (!has_name || !is_named("namespace", &key.namespace))
-            .then(|| "metadata has another name or namespace".to_owned())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -177,32 +182,14 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let mut text = Vec::new();
-        write(&mut text, &objects()).unwrap();
+        write(&mut text, &objects(), ExportFormat::Tortie).unwrap();
         assert_eq!(parse(&String::from_utf8(text).unwrap()).unwrap(), objects());
-    }
-
-    #[test]
-    fn a_policy_may_have_the_name_of_its_tier_before_its_own() {
-        let named = |kind: Kind, key: &str, name: &str, tier: &str| {
-            let value = json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"tier": tier}});
-            Exported { key: Key::namespaced(kind, "n", key), value }.problem().is_none()
-        };
-        for (kind, key, name, tier, expected) in [
-            (Kind::NetworkPolicy, "default.p", "p", "default", true),
-            (Kind::NetworkPolicy, "default.p", "default.p", "default", true),
-            (Kind::NetworkPolicy, "team.p", "p", "team", true),
-            (Kind::NetworkPolicy, "team.p", "p", "default", false),
-            (Kind::NetworkPolicy, "p", "q", "default", false),
-            (Kind::NetworkSet, "default.p", "p", "default", false),
-        ] {
-            assert_eq!(named(kind, key, name, tier), expected, "{kind} {key} {name} {tier}");
-        }
     }
 
     #[test]
     fn damaged_files_are_refused() {
         let mut text = Vec::new();
-        write(&mut text, &objects()).unwrap();
+        write(&mut text, &objects(), ExportFormat::Tortie).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         for (damaged, expected) in [

@@ -12,7 +12,8 @@ use tortie_api::Kind;
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_store::{Endpoints, Stored, is_locked};
 
-use super::document::{self, Exported};
+use super::document::{self, ExportFormat};
+use super::exported::Exported;
 use super::{Owner, is_kept, nodes, owner};
 use crate::output;
 use crate::store::{StoreArguments, list};
@@ -22,6 +23,9 @@ pub(crate) struct Export {
     /// The new file; by default standard output
     #[arg(short, long, value_name = "FILE", default_value = "-", hide_default_value = true)]
     output: PathBuf,
+    /// The format of the file
+    #[arg(long, value_enum, default_value_t)]
+    format: ExportFormat,
     /// Export a datastore that is not locked. What changes meanwhile may be missing, or not fit together
     #[arg(long)]
     unlocked: bool,
@@ -47,13 +51,13 @@ impl Export {
         })?;
         if self.output == Path::new("-") {
             let mut text = Vec::new();
-            document::write(&mut text, &objects)?;
+            document::write(&mut text, &objects, self.format)?;
             output::data(&String::from_utf8(text)?);
             return Ok(ExitCode::SUCCESS);
         }
-        write(&self.output, &objects).with_context(|| self.output.display().to_string())?;
+        write(&self.output, &objects, self.format).with_context(|| self.output.display().to_string())?;
         let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
-        for object in &objects {
+        for object in objects.iter().filter(|object| self.format.has(&object.key)) {
             *kinds.entry(object.key.kind.plural()).or_default() += 1;
         }
         let counts = kinds.iter().map(|(kind, count)| vec![(*kind).to_owned(), count.to_string()]);
@@ -96,10 +100,10 @@ fn as_stored(mut value: Value) -> Value {
 }
 
 /// Writes a file that only its owner may read: policies tell an attacker a lot. A file that is not complete never has the name.
-fn write(file: &Path, objects: &[Exported]) -> anyhow::Result<()> {
+fn write(file: &Path, objects: &[Exported], format: ExportFormat) -> anyhow::Result<()> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut partial = BufWriter::new(NamedTempFile::new_in(folder)?);
-    document::write(&mut partial, objects)?;
+    document::write(&mut partial, objects, format)?;
     let partial = partial.into_inner().map_err(std::io::IntoInnerError::into_error)?;
     partial.as_file().sync_all()?;
     partial.persist_noclobber(file).map_err(|error| error.error)?;

@@ -12,12 +12,13 @@ use serde_json::{Value, json};
 use tortie_api::calico::{WELL_KNOWN_TIERS, WorkloadEndpoint};
 use tortie_api::ipam::Block;
 use tortie_api::kubernetes::Node;
-use tortie_api::support::set_protected;
 use tortie_api::{Key, Kind, Resource};
 use tortie_controllers::is_default;
 use tortie_store::{Endpoints, POD_UID, StoreError, Stored};
 
-use super::document::{self, Exported};
+use super::calico_file;
+use super::document::{self, Document, ExportFormat};
+use super::exported::{Exported, without_identity};
 use super::same::{annotations, comparable};
 use super::{Owner, PATIENCE, is_kept, nodes, owner, set, set_lock, wait_for_nodes};
 use crate::output;
@@ -80,23 +81,31 @@ struct Comparison {
 
 impl Import {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let objects = document::read(&self.file)?;
+        let document = document::read(&self.file)?;
         crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
-            warn_of_invalid(&objects);
-            self.refuse(&Comparison::of(&*store, objects.clone()).await?)?;
+            warn_of_invalid(&document.objects);
+            if document.format == ExportFormat::Calico {
+                for (key, node) in calico_file::lost_nodes(&document.objects) {
+                    output::error_line(&format!(
+                        "warning: {key} names node {node}, which the file does not have: nodes have their names of Kubernetes there, and \
+                         calicoctl does not rename this field"
+                    ));
+                }
+            }
+            self.refuse(&Comparison::of(&*store, document.clone()).await?)?;
             // Nodes that use this datastore already must not apply half of it.
             if set_lock(&*store, true).await? {
                 output::line("the datastore is locked now");
             }
             wait_for_nodes(&*store, Duration::from_secs(PATIENCE)).await?;
-            let before = Comparison::of(&*store, objects.clone()).await?;
+            let before = Comparison::of(&*store, document.clone()).await?;
             self.refuse(&before)?;
             let failures = write(&*store, before.pairs).await?;
             for failure in failures.iter().take(SHOWN) {
                 output::error_line(failure);
             }
-            let after = Comparison::of(&*store, objects).await?;
+            let after = Comparison::of(&*store, document).await?;
             let is_equal = after.print(!self.keep_others);
             if !is_equal || !failures.is_empty() {
                 bail!("the datastore differs from the export; correct what is named above, and run the command again");
@@ -192,16 +201,17 @@ fn is_provided(key: &Key) -> bool {
 
 impl Compare {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let objects = document::read(&self.file)?;
+        let document = document::read(&self.file)?;
         crate::runtime()?.block_on(async {
-            let comparison = Comparison::of(&*self.store.open().await?, objects).await?;
+            let comparison = Comparison::of(&*self.store.open().await?, document).await?;
             Ok(if comparison.print(true) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         })
     }
 }
 
 impl Comparison {
-    async fn of(store: &dyn Endpoints, objects: Vec<Exported>) -> anyhow::Result<Self> {
+    async fn of(store: &dyn Endpoints, document: Document) -> anyhow::Result<Self> {
+        let Document { objects, format } = document;
         let derives = store.derives_from_kubernetes();
         let (mut pairs, mut derived, mut gone, mut extra) = (Vec::new(), 0, Vec::new(), Vec::new());
         let mut by_kind: BTreeMap<Kind, Vec<Exported>> = BTreeMap::new();
@@ -241,7 +251,8 @@ impl Comparison {
             }
             if copied.contains(&kind) {
                 let is_extra = |stored: &Stored| {
-                    is_kept(&stored.key, derives) && !is_provided(&stored.key) && !is_default(stored)
+                    let is_exportable = is_kept(&stored.key, derives) && format.has(&stored.key);
+                    is_exportable && !is_provided(&stored.key) && !is_default(stored)
                 };
                 extra.extend(items.into_values().filter(is_extra).map(|stored| stored.key));
             }
@@ -338,7 +349,7 @@ async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) 
         }
     }
     let Exported { key, value } = object;
-    let mut value = without_identity(value);
+    let mut value = without_identity(key.kind, value);
     if key.kind == Kind::ClusterInformation {
         set(&mut value, "spec", "datastoreReady", json!(false));
     }
@@ -355,25 +366,6 @@ async fn write_one(store: &dyn Endpoints, Compared { object, found }: Compared) 
             store.update(&key, value, &version).await.map(drop)
         }
     }
-}
-
-/// Without what only the exporting datastore can use.
-fn without_identity(mut value: Value) -> Value {
-    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in [
-            "resourceVersion",
-            "generation",
-            "managedFields",
-            "selfLink",
-            "ownerReferences",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-        ] {
-            metadata.remove(field);
-        }
-    }
-    set_protected(&mut value, false);
-    value
 }
 
 /// Copies Calico's data about a node to the cluster's Node.

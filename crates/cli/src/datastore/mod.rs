@@ -1,7 +1,9 @@
 //! `tortie datastore`: copies a datastore into another one, of any backend, while both are locked.
 
+mod calico_file;
 mod document;
 mod export;
+mod exported;
 mod import;
 mod nodes;
 mod same;

@@ -51,6 +51,8 @@ pub(super) fn comparable(kind: Kind, value: &Value, derived: bool) -> Value {
             let mut spec = value.get("spec").cloned().unwrap_or_default();
             if let (Kind::ClusterInformation, Some(fields)) = (kind, spec.as_object_mut()) {
                 fields.remove("datastoreReady");
+                // Programs note there which of them run.
+                fields.remove("clusterType");
             }
             // Kubernetes' own kinds keep some things elsewhere.
             let mut rest: Map<String, Value> = value.as_object().cloned().unwrap_or_default();
@@ -104,7 +106,7 @@ mod tests {
         let labelled = json!({"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24"}, "labels": {"a": "b"}}});
         let affinity = |kind: Value| json!({"state": "confirmed", "deleted": "false", "type": kind});
         let moved = json!({"metadata": {"annotations": {"projectcalico.org/IPv4Address": "192.0.2.2/24"}}});
-        let information = |ready: bool| json!({"spec": {"clusterGUID": "x", "datastoreReady": ready}});
+        let information = |ready: bool| json!({"spec": {"clusterGUID": "x", "datastoreReady": ready, "clusterType": if ready { "k8s" } else { "k8s,bgp" }}});
         for (kind, one, another, equal) in [
             (Kind::NetworkPolicy, &policy, &other, true),
             (Kind::NetworkPolicy, &policy, &changed, false),

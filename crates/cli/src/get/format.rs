@@ -11,6 +11,7 @@ use tortie_store::Stored;
 use super::Get;
 use super::columns::{Detail, table};
 use super::go_template::GoTemplate;
+use super::headings;
 use super::template::{Path, Template};
 use crate::output;
 
@@ -26,6 +27,8 @@ pub(crate) enum GetFormat {
     GoTemplate(GoTemplate),
     /// Headers, and the fields below them.
     Columns(Vec<(String, Path)>),
+    /// Headings of calicoctl, whose fields depend on the kind.
+    Headings(Vec<String>),
 }
 
 impl GetFormat {
@@ -40,12 +43,15 @@ impl GetFormat {
             ("table" | "ps", None) => Ok(Self::Table),
             ("wide", None) => Ok(Self::Wide),
             ("json", None) => Ok(Self::Json),
-            ("yaml", None) => Ok(Self::Yaml),
+            ("yaml" | "yml", None) => Ok(Self::Yaml),
             ("name", None) => Ok(Self::Name),
             ("jsonpath", Some(template)) => Template::parse(template).map(Self::Template),
             ("jsonpath-file", Some(file)) => Template::parse(&text_of(file)?).map(Self::Template),
             ("go-template", Some(template)) => GoTemplate::parse(template).map(Self::GoTemplate),
             ("go-template-file", Some(file)) => GoTemplate::parse(&text_of(file)?).map(Self::GoTemplate),
+            ("custom-columns", Some(columns)) if !columns.is_empty() && !columns.contains(':') => {
+                Ok(Self::Headings(columns.split(',').map(str::to_owned).collect()))
+            }
             ("custom-columns", Some(columns)) => {
                 columns.split(',').map(column).collect::<Result<_, _>>().map(Self::Columns)
             }
@@ -89,16 +95,25 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    pub(super) fn new(get: &Get, several_kinds: bool) -> Self {
+    /// For objects of these kinds.
+    ///
+    /// # Errors
+    /// The format names a column that the kind does not have.
+    pub(super) fn new(get: &Get, kinds: &[Kind]) -> anyhow::Result<Self> {
+        let format = match &get.output {
+            GetFormat::Headings(wanted) => GetFormat::Columns(headings::columns(wanted, kinds)?),
+            format => format.clone(),
+        };
+        let several_kinds = kinds.len() > 1;
         let detail =
             Detail { wide: get.output == GetFormat::Wide, labels: get.show_labels, kinds: several_kinds };
-        Self {
-            format: get.output.clone(),
+        Ok(Self {
+            format,
             detail,
             no_headers: get.no_headers,
             sort_by: get.sort_by.clone(),
             export: get.export,
-        }
+        })
     }
 
     /// Whether objects are rows below a header.
@@ -115,7 +130,7 @@ impl Printer {
         }
         match &self.format {
             GetFormat::Table | GetFormat::Wide => self.print_tables(&groups),
-            GetFormat::Name | GetFormat::Columns(_) => {
+            GetFormat::Name | GetFormat::Columns(_) | GetFormat::Headings(_) => {
                 let items: Vec<&Stored> = groups.iter().flat_map(|(_, items)| items).collect();
                 self.print_rows(&items, true);
             }
@@ -208,7 +223,9 @@ impl Printer {
                 let event = event.map(|event| format!("{event:8}"));
                 output::columns(&[event.into_iter().chain(row).collect()]);
             }
-            GetFormat::Name | GetFormat::Columns(_) => self.print_rows(&[stored], false),
+            GetFormat::Name | GetFormat::Columns(_) | GetFormat::Headings(_) => {
+                self.print_rows(&[stored], false)
+            }
             GetFormat::Json | GetFormat::Yaml | GetFormat::Template(_) | GetFormat::GoTemplate(_) => {
                 if self.format == GetFormat::Yaml {
                     output::data("---\n");
@@ -300,13 +317,17 @@ mod tests {
         }
         assert!(matches!(GetFormat::parse("jsonpath={.a}"), Ok(GetFormat::Template(_))));
         assert!(
+            matches!(GetFormat::parse("custom-columns=NAME,CIDR"), Ok(GetFormat::Headings(names)) if names.len() == 2)
+        );
+        assert!(GetFormat::parse("custom-columns=NAME,CIDR:.spec.cidr").is_err());
+        assert!(
             matches!(GetFormat::parse("custom-columns=A:.a,B:.b"), Ok(GetFormat::Columns(columns)) if columns.len() == 2)
         );
         for (text, expected) in [
             ("xml", "it is none of"),
             ("jsonpath", "a template is missing"),
             ("jsonpath={.a", "not closed"),
-            ("custom-columns=A", "HEADER:PATH"),
+            ("custom-columns=A:.a,B", "HEADER:PATH"),
             ("json=x", "it is none of"),
             ("go-template", "a template is missing"),
             ("go-template={{.a", "go-template"),

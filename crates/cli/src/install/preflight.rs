@@ -14,14 +14,16 @@ use super::cluster::{get, list};
 use super::flannel;
 
 /// DaemonSets of other networks for pods.
-const OTHERS: [&str; 8] = [
+const OTHERS: [&str; 10] = [
     "antrea-agent",
     "aws-node",
     "calico-node",
+    "canal",
     "cilium",
     "kube-flannel-ds",
     "kube-router",
     "ovnkube-node",
+    "rke2-canal",
     "weave-net",
 ];
 

@@ -205,7 +205,7 @@ pub(crate) struct Configure {
     #[arg(long, value_name = "NUMBER")]
     max_blocks_per_host: Option<u32>,
     /// For how many seconds nobody gets an address after its release
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, alias = "ip-cooldown-seconds", value_name = "SECONDS")]
     cooldown: Option<u32>,
     #[command(flatten)]
     store: StoreArguments,

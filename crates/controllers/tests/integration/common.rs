@@ -168,6 +168,7 @@ pub(crate) fn start_in(
         identity: identity.to_owned(),
         namespace: namespace.to_owned(),
         node_grace: Duration::from_secs(4),
+        heeds_calico: true,
     };
     Running::new(tokio::spawn(tortie_controllers::run(config)))
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod blocks;
+mod calico_controllers;
 mod calico_form;
 mod common;
 mod copies;

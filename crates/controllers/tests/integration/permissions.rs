@@ -67,6 +67,7 @@ fn start(store: Arc<dyn Endpoints>, kubernetes: Option<Arc<dyn Endpoints>>, name
         identity: namespace.to_owned(),
         namespace: namespace.to_owned(),
         node_grace: Duration::from_secs(1),
+        heeds_calico: true,
     };
     Running::new(tokio::spawn(tortie_controllers::run(config)))
 }

@@ -32,6 +32,18 @@ use crate::{
     Endpoints, Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written,
 };
 
+/// The etcd key of an object.
+#[must_use]
+pub fn key_of(object: &Key) -> String {
+    keys::encode(object)
+}
+
+/// The object of an etcd key; `None` if it is that of another kind, or of no object.
+#[must_use]
+pub fn object_of(kind: Kind, key: &str) -> Option<Key> {
+    keys::decode(kind, key.as_bytes())
+}
+
 /// The maximum number of keys in a page.
 const MAX_PAGE: i64 = 500;
 /// The maximum number of keys in a page without values.

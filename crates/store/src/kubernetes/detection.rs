@@ -4,13 +4,15 @@
 //! (`libcalico-go/lib/backend/k8s/discovery.go`): its own API server, too, serves the first one from the objects of the
 //! second one. Tortie does the same, except where objects of the first group would be overlooked: that is an error.
 
-use http::Method;
+use http::header::ACCEPT;
+use http::{HeaderValue, Method};
 use serde_json::Value;
 use tortie_api::{Kind, Position};
 
 use super::answer::Operation;
 use super::client::{Kubernetes, request};
 use super::group::CalicoGroup;
+use super::objects::ObjectError;
 use super::resources;
 use crate::StoreError;
 
@@ -25,6 +27,12 @@ const TELLING: [Kind; 8] = [
     Kind::GlobalNetworkSet,
     Kind::FelixConfiguration,
 ];
+
+/// Asks for the list of groups with what is known of them.
+const DISCOVERY: HeaderValue = HeaderValue::from_static(
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
+     application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json",
+);
 
 /// What the list of groups says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +63,17 @@ fn has_blocks(resources: &Value) -> bool {
     resources.is_some_and(|all| all.iter().any(|one| one["name"] == Kind::IpamBlock.plural()))
 }
 
+/// Whether another API server is to serve the second group, and cannot be reached. The API server itself serves definitions, and always knows them.
+fn is_unreachable(discovery: &Value) -> bool {
+    let (name, version) = CalicoGroup::Native.api_version().split_once('/').unwrap_or_default();
+    let groups = discovery["items"].as_array().into_iter().flatten();
+    let versions = groups
+        .filter(|group| group["metadata"]["name"] == name)
+        .flat_map(|group| group["versions"].as_array().into_iter().flatten());
+    let mut versions = versions.filter(|one| one["version"] == version);
+    versions.next().is_some_and(|version| version["freshness"] == "Stale")
+}
+
 impl Kubernetes {
     /// The group for objects of this kind. For kinds of others, it has no meaning.
     ///
@@ -77,7 +96,7 @@ impl Kubernetes {
             Served::Only(CalicoGroup::Crd) => CalicoGroup::Crd,
             Served::Only(CalicoGroup::Native) if self.has_native_definitions().await? => CalicoGroup::Native,
             Served::Only(CalicoGroup::Native) => return Err(self.other_datastore()),
-            Served::Both if !self.has_native_definitions().await? => CalicoGroup::Crd,
+            Served::Both if !self.has_both_definitions().await? => CalicoGroup::Crd,
             Served::Both => match self.first_object(CalicoGroup::Native).await? {
                 None => CalicoGroup::Crd,
                 Some(kind) => return Err(self.ambiguous(kind).await?),
@@ -88,9 +107,30 @@ impl Kubernetes {
         Ok(found)
     }
 
+    /// Whether the second group is served from CustomResourceDefinitions.
     async fn has_native_definitions(&self) -> Result<bool, StoreError> {
         let path = format!("/apis/{}", CalicoGroup::Native);
         Ok(has_blocks(&self.read(&path).await?))
+    }
+
+    /// The same beside the definitions of the first group. The API server of Calico may not run any more, or its pods may have no network yet, which
+    /// must not stop the nodes.
+    async fn has_both_definitions(&self) -> Result<bool, StoreError> {
+        match self.has_native_definitions().await {
+            Err(error) => match is_unreachable(&self.discovery().await?) {
+                true => Ok(false),
+                false => Err(error),
+            },
+            has => has,
+        }
+    }
+
+    /// The list of groups with their versions and resources, as far as the API server knows them (`Accept` with `as=APIGroupDiscoveryList`;
+    /// Kubernetes 1.27). An older one answers with the plain list.
+    async fn discovery(&self) -> Result<Value, StoreError> {
+        let mut request = request(Method::GET, "/apis", Vec::new());
+        request.headers_mut().insert(ACCEPT, DISCOVERY);
+        self.send_path(request).await.map_err(|error| self.not_found_out(&error))
     }
 
     /// A kind of which the group has an object.
@@ -140,13 +180,14 @@ impl Kubernetes {
 
     /// A document about the API itself. Everybody who is authenticated may read it.
     async fn read(&self, path: &str) -> Result<Value, StoreError> {
-        let read = self.get_path(path).await;
-        read.map_err(|error| {
-            StoreError::Unavailable(format!(
-                "{}: finding the API group of Calico's kinds: {error}",
-                self.server()
-            ))
-        })
+        self.get_path(path).await.map_err(|error| self.not_found_out(&error))
+    }
+
+    fn not_found_out(&self, error: &ObjectError) -> StoreError {
+        StoreError::Unavailable(format!(
+            "{}: finding the API group of Calico's kinds: {error}",
+            self.server()
+        ))
     }
 }
 
@@ -171,6 +212,20 @@ mod tests {
             assert_eq!(served(&json!({"groups": groups})), expected, "{names}");
         }
         assert_eq!(served(&Value::Null), Served::Neither);
+    }
+
+    #[test]
+    fn only_a_stale_version_is_unreachable() {
+        let discovery = |group: &str, version: &str, freshness: &str| json!({"items": [{"metadata": {"name": group}, "versions": [{"version": version, "freshness": freshness}]}]});
+        for (document, expected) in [
+            (discovery("projectcalico.org", "v3", "Stale"), true),
+            (discovery("projectcalico.org", "v3", "Current"), false),
+            (discovery("projectcalico.org", "v4", "Stale"), false),
+            (discovery("crd.projectcalico.org", "v3", "Stale"), false),
+            (json!({"groups": [{"name": "projectcalico.org"}]}), false),
+        ] {
+            assert_eq!(is_unreachable(&document), expected, "{document}");
+        }
     }
 
     #[test]

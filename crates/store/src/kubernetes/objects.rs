@@ -3,7 +3,7 @@
 use http::header::CONTENT_TYPE;
 use std::time::Duration;
 
-use http::{Method, Request, StatusCode};
+use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde_json::{Value, json};
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::APPLY_PATCH;
 use super::client::{Kubernetes, describe, request};
 
+const STRATEGIC_PATCH: HeaderValue = HeaderValue::from_static("application/strategic-merge-patch+json");
 /// How long to wait for an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The delay before a request is repeated because the API server is too busy.
@@ -70,6 +71,16 @@ impl Kubernetes {
         self.send_path(request).await
     }
 
+    /// Changes fields of an object of Kubernetes' own kinds; lists are merged by their keys, such as the type of a condition.
+    ///
+    /// # Errors
+    /// See [`ObjectError`].
+    pub async fn strategic_path(&self, path: &str, fields: &Value) -> Result<Value, ObjectError> {
+        let mut request = request(Method::PATCH, path, fields.to_string().into_bytes());
+        request.headers_mut().insert(CONTENT_TYPE, STRATEGIC_PATCH);
+        self.send_path(request).await
+    }
+
     /// Deletes the object or the collection at this path, and what it owns first. Returns whether there was one.
     ///
     /// # Errors
@@ -85,7 +96,7 @@ impl Kubernetes {
 
     /// Sends a request, and repeats it while the API server is too busy, for instance just after its start. Each of these
     /// requests can be repeated.
-    async fn send_path(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
+    pub(super) async fn send_path(&self, request: Request<Vec<u8>>) -> Result<Value, ObjectError> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         loop {
             match self.send_once(request.clone()).await {

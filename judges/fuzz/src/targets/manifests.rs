@@ -41,7 +41,7 @@ pub fn manifest_conversion(bytes: &[u8]) {
         let Ok(converted) = manifest::convert("f", text, form) else { continue };
         for object in converted.objects {
             let written = to_yaml(&object);
-            let read = manifest::read_kept("f", &written);
+            let read = manifest::read_kept("f", &written, None);
             assert!(read.is_ok(), "{read:?}\n{written}");
         }
     }

@@ -199,6 +199,51 @@ metadata: {name: p, namespace: shop}
 spec: {nodeName: one, containers: [{name: c, image: i}]}
 ";
 
+/// The format of calicoctl, which is the way of Calico's own programs into a Kubernetes API.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_in_calicos_format_moves_a_cluster_to_a_kubernetes_api() {
+    if !can_run(&[Program::Kube, Program::Etcd]) {
+        return;
+    }
+    let from = filled().await;
+    let file = format!("{}/calico", from.folder());
+    let export = format!("datastore export --unlocked --format calico -o {file}");
+    // A Node that does not say which one of Kubernetes it is.
+    on(&from, &export).await.expect(2, "spec.orchRefs");
+    assert!(!Path::new(&file).exists(), "a file that is not complete has no name");
+    from.store.delete(&Key::global(Kind::Node, "one"), None).await.unwrap();
+    let node = json!({"metadata": {"name": "etcd-one", "labels": {"rack": "7"},
+        "annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24", "projectcalico.org/ASNumber": "64513"}},
+        "spec": {"orchRefs": [{"orchestrator": "k8s", "nodeName": "one"}]}});
+    from.put(&Key::global(Kind::Node, "etcd-one"), node).await;
+    let copy =
+        json!({"metadata": {"name": "knp.default.x", "namespace": "shop"}, "spec": {"selector": "all()"}});
+    from.put(&Key::namespaced(Kind::NetworkPolicy, "shop", "knp.default.x"), copy).await;
+    on(&from, &export).await.expect(0, "nodes");
+    assert!(!std::fs::read_to_string(&file).unwrap().contains("knp.default"), "controllers make this copy");
+
+    let servers = KubeApi::start(&KubeOptions { definitions: true, ..KubeOptions::default() }).unwrap();
+    servers.apply(CLUSTER).unwrap();
+    let kubernetes = format!("kubernetes:{}", servers.kubeconfig().display());
+    tortie(&kubernetes, &format!("datastore import -f {file}")).expect(0, "the datastore equals the export");
+    tortie(&kubernetes, &format!("datastore compare -f {file}")).expect(0, "networkpolicies");
+    let node = servers.kubectl(&["get", "node", "one", "-o", "jsonpath={.metadata.annotations}"]).unwrap();
+    for expected in [
+        r#""projectcalico.org/ASNumber":"64513""#,
+        r#""projectcalico.org/IPv4Address":"192.0.2.1/24""#,
+        r#""projectcalico.org/labels":"{\"rack\":\"7\"}""#,
+    ] {
+        assert!(node.contains(expected), "{expected}: {node}");
+    }
+    let written = tortie(&kubernetes, "get ipamblock 10.0.0.0/30 -o json");
+    assert!(written.text.contains(&SEQUENCE.to_string()), "{}", written.text);
+    servers.kubectl(&["annotate", "node", "one", "projectcalico.org/ASNumber-"]).unwrap();
+    tortie(&kubernetes, &format!("datastore compare -f {file}")).expect(1, "Node one differs");
+    std::fs::write(&file, std::fs::read_to_string(&file).unwrap().replacen("===\n", "", 1)).unwrap();
+    tortie(&kubernetes, &format!("datastore import -f {file}"))
+        .expect(2, "calicoctl datastore migrate export");
+}
+
 /// A user of Calico with etcd moves to the Kubernetes API, and back.
 #[tokio::test(flavor = "multi_thread")]
 async fn real_datastores_are_copied_there_and_back() {

@@ -17,7 +17,7 @@ use crate::served::support::text_of;
 
 const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy");
 
-const NODE: &str = "
+pub(super) const NODE: &str = "
 apiVersion: v1
 kind: Node
 metadata: {name: one, labels: {kubernetes.io/os: linux, kubernetes.io/hostname: one}}
@@ -59,7 +59,7 @@ fn kubelet(servers: &KubeApi) {
 }
 
 /// Runs a command while a kubelet works.
-fn with_kubelet(servers: &KubeApi, arguments: &[&str]) -> Output {
+pub(super) fn with_kubelet(servers: &KubeApi, arguments: &[&str]) -> Output {
     let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

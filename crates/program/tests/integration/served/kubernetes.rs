@@ -118,6 +118,11 @@ fn commands_work_on_a_kubernetes_api() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
         text_of(&command.args(arguments).args(["--store", &admin]).output().unwrap())
     };
+    // A script for calicoctl, which refuses this, must not remove a machine.
+    servers.apply("apiVersion: v1\nkind: Node\nmetadata: {name: one}\n").unwrap();
+    let refused = as_admin(&["delete", "node", "one"]);
+    assert!(refused.contains("run kubectl delete node one. Nothing was changed"), "{refused}");
+    assert!(servers.kubectl(&["get", "node", "one"]).is_ok());
     let read = file("namespace.yml", &as_admin(&["get", "namespace", "demo", "-o", "yaml"]));
     assert!(as_admin(&["apply", "-f", &read]).contains("Namespace demo"));
     assert_eq!(as_admin(&["label", "namespace/demo", "team=a"]), "Namespace demo changed\n");

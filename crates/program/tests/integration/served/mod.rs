@@ -11,6 +11,7 @@ mod get;
 mod install;
 mod ipam;
 mod kubernetes;
+mod leaving_calico;
 mod manifests;
 mod modify;
 mod pool;

@@ -268,7 +268,7 @@ async fn only_policies_of_tier_default_have_two_names() {
             ("patch|np|bar|-n|shop|-p|{metadata: {resourceVersion: '7'}}", 1, "cannot be changed"),
             ("get|networkpolicy.projectcalico.org/bar|-o|name", 0, "networkpolicy.projectcalico.org/bar\n"),
             (&format!("delete|-f|{file}|-l|a=b"), 2, "cannot be used with"),
-            (&format!("delete|-f|{file}|-n|shop"), 2, "cannot be used with"),
+            (&format!("delete|-f|{file}|-n|other"), 2, "namespace other is wanted"),
         ],
     )
     .await;
