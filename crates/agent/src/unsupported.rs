@@ -74,6 +74,8 @@ pub(crate) struct Watched {
     /// The fields without effect, by object.
     fields: BTreeMap<Key, Vec<FieldError>>,
     pools: BTreeMap<String, Pool>,
+    /// `ipipEnabled` of the FelixConfigurations that count for this node.
+    ipip_enabled: BTreeMap<String, bool>,
     /// The networks of nodes.
     nodes: BTreeMap<String, Vec<IpNet>>,
     /// The Windows nodes.
@@ -170,6 +172,11 @@ impl Watched {
                     wrong.extend(value.and_then(support::without_encapsulation));
                 }
                 set(&mut self.fields, key.clone(), Some(wrong).filter(|wrong| !wrong.is_empty()));
+                if key.kind == Kind::FelixConfiguration {
+                    let enabled =
+                        value.filter(|_| !other).and_then(|value| value["spec"]["ipipEnabled"].as_bool());
+                    set(&mut self.ipip_enabled, key.name.clone(), enabled);
+                }
                 if key.kind == Kind::IpPool {
                     let pool = value.and_then(|value| Pool::of(key, value));
                     set(&mut self.pools, key.name.clone(), pool);
@@ -221,7 +228,8 @@ impl Watched {
         let others = others
             .chain(self.small_blocks())
             .chain(self.pools_without_effect())
-            .chain(self.ipip_beside_windows());
+            .chain(self.ipip_beside_windows())
+            .chain(self.ipip_disabled());
         fields.chain(others).chain(self.version()).collect()
     }
 
@@ -267,6 +275,26 @@ impl Watched {
                 reason: Reason::RouteRefused,
                 message: format!("spec.ipipMode: {message}"),
             })
+        })
+    }
+
+    /// Packets of these pods have no way between nodes.
+    fn ipip_disabled(&self) -> impl Iterator<Item = Unsupported> {
+        let own = format!("node.{}", self.node);
+        let by = [own.as_str(), "default"].into_iter().find(|name| self.ipip_enabled.contains_key(*name));
+        // Another plugin knows no pools.
+        let by = by.filter(|_| !self.policy_only);
+        let by = by.filter(|name| self.ipip_enabled.get(*name) == Some(&false)).map(str::to_owned);
+        let pools = by.into_iter().flat_map(|by| {
+            self.pools.values().filter(|pool| pool.has_ipip).map(move |pool| (by.clone(), pool))
+        });
+        pools.map(|(by, pool)| Unsupported {
+            object: Key::global(Kind::IpPool, &pool.name),
+            reason: Reason::RouteRefused,
+            message: format!(
+                "spec.ipipMode: FelixConfiguration {by} has ipipEnabled false, so this node has no IPIP, and packets of this pool that need it have no \
+                 way to or from other nodes; remove that setting, or use another mode (tortie pool migrate moves the pods of a pool in use)"
+            ),
         })
     }
 
@@ -450,6 +478,32 @@ mod tests {
         assert!(all[0].message.starts_with("spec.ipipMode: node w runs Windows"), "{all:?}");
         watched.update(&node, None);
         assert_eq!(watched.all(), []);
+    }
+
+    #[test]
+    fn a_pool_with_ipip_is_reported_while_the_node_has_none() {
+        let mut watched = Watched::new("one");
+        let felix = |name: &str| Key::global(Kind::FelixConfiguration, name);
+        let enabled = |enabled: bool| json!({"spec": {"ipipEnabled": enabled}});
+        watched.update(&felix("default"), Some(&enabled(false)));
+        let vxlan = json!({"spec": {"cidr": "10.1.0.0/16", "vxlanMode": "Always"}});
+        watched.update(&Key::global(Kind::IpPool, "v"), Some(&vxlan));
+        assert_eq!(watched.all(), [], "no pool asks for it");
+        let pool = Key::global(Kind::IpPool, "p");
+        watched.update(&pool, Some(&json!({"spec": {"cidr": "10.0.0.0/16", "ipipMode": "Always"}})));
+        let all = watched.all();
+        assert_eq!(reasons(&watched), [("IPPool p".to_owned(), Reason::RouteRefused)]);
+        assert!(all[0].message.contains("FelixConfiguration default has ipipEnabled false"), "{all:?}");
+        for (name, value, count) in [
+            ("node.other", Some(enabled(true)), 1),
+            ("node.one", Some(enabled(true)), 0),
+            ("node.one", Some(enabled(false)), 1),
+            ("default", Some(enabled(true)), 1),
+            ("node.one", None, 0),
+        ] {
+            watched.update(&felix(name), value.as_ref());
+            assert_eq!(watched.all().len(), count, "{name} {value:?}");
+        }
     }
 
     #[test]

@@ -319,10 +319,17 @@ fn give_namespace(value: &mut Value, namespace: &str) -> Result<(), FieldError> 
     };
     let metadata = value.get_mut("metadata").and_then(Value::as_object_mut).filter(|_| kind.namespaced());
     let Some(metadata) = metadata else { return Ok(()) };
-    match metadata.get("namespace").map(text).unwrap_or_default().as_str() {
-        "" => drop(metadata.insert("namespace".to_owned(), Value::String(namespace.to_owned()))),
-        given if given == namespace => {}
-        given => {
+    match metadata.get("namespace") {
+        None | Some(Value::Null) => {
+            metadata.insert("namespace".to_owned(), Value::String(namespace.to_owned()));
+        }
+        Some(Value::String(given)) if given.is_empty() => {
+            metadata.insert("namespace".to_owned(), Value::String(namespace.to_owned()));
+        }
+        Some(Value::String(given)) if given == namespace => {}
+        // It is refused later.
+        Some(given) if !given.is_string() => {}
+        Some(given) => {
             return Err(FieldError::new(
                 "metadata.namespace",
                 format!("is {given}, but namespace {namespace} is wanted"),

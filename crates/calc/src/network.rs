@@ -239,7 +239,8 @@ impl Network {
         };
         let ends: BTreeMap<_, _> = IpVersion::ALL.into_iter().filter_map(end).collect();
         let network = ClusterNetwork::new(&self.felix(name));
-        let has_ipip = ends.contains_key(&IpVersion::V4) && self.pools.values().any(IpPool::has_ipip);
+        let may_have_ipip = ends.contains_key(&IpVersion::V4) && self.has_ipip(name);
+        let has_ipip = may_have_ipip && self.pools.values().any(IpPool::has_ipip);
         let ipip = has_ipip.then(|| LocalIpip { address: node.ipip_address() });
         (!ends.is_empty()).then(|| LocalNode { name: name.to_owned(), ends, ipip, network })
     }
@@ -299,6 +300,11 @@ impl Network {
         of(&format!("node.{node}")).or(&of("default"))
     }
 
+    /// Whether the node may use IPIP. Felix has no link for it otherwise.
+    fn has_ipip(&self, node: &str) -> bool {
+        self.felix(node).ipip_enabled != Some(false)
+    }
+
     /// The tunnel end of another node.
     pub(crate) fn vtep(&self, name: &str, local: &str, version: IpVersion) -> Option<Vtep> {
         let is_other = name != local && !self.policy_only;
@@ -324,7 +330,7 @@ impl Network {
     }
 
     /// The target of the route to a block or a borrowed address. It has none if its pool has neither an overlay nor direct
-    /// routes, if the tunnel end of its node is unknown, or if its node has no IPIP.
+    /// routes, if the tunnel end of its node is unknown, or if one of the two nodes has no IPIP.
     fn target(&self, block: &IpNet, local: &str) -> Option<RouteTarget> {
         if let Some(node) = self.pod_networks.owner(block) {
             return self.pod_network_target(block, node, local);
@@ -352,6 +358,9 @@ impl Network {
             return Some(RouteTarget::Direct { router });
         }
         if pool.has_ipip() {
+            if !self.has_ipip(local) || !self.has_ipip(node) {
+                return None;
+            }
             let other = self.nodes.get(node).filter(|node| !node.is_windows())?;
             return other.address().map(|router| RouteTarget::Ipip { router });
         }

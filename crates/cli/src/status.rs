@@ -132,11 +132,22 @@ fn without_policy(cluster: &Observed, now: i64) -> Vec<String> {
     without
 }
 
-/// Whether a condition says that policy is not enforced, or that pods get no network.
+/// Whether a condition says that policy is not enforced, or that pods get no network. Fields of FelixConfiguration that Calico's own programs write
+/// have no effect here, and are none of them.
 fn leaves_out(reason: &str) -> bool {
-    use Reason::{CniConfigNotWritten, HostEndpointNotEnforced, NotUnderstood, PolicyBypassed};
-    let named = [CniConfigNotWritten, HostEndpointNotEnforced, NotUnderstood, PolicyBypassed];
-    Severity::of(reason) == Severity::WithoutEffect || named.iter().any(|one| one.to_string() == reason)
+    use Reason::{
+        CniConfigNotWritten, HostEndpointNotEnforced, KindForbidden, NotUnderstood, PolicyBypassed,
+        PoolMissing,
+    };
+    let named = [
+        CniConfigNotWritten,
+        HostEndpointNotEnforced,
+        KindForbidden,
+        NotUnderstood,
+        PolicyBypassed,
+        PoolMissing,
+    ];
+    named.iter().any(|one| one.to_string() == reason)
 }
 
 /// The last report of each node.
@@ -349,6 +360,7 @@ mod tests {
             (Some(report(10, "b", &[])), "True", "yes", ""),
             (Some(report(10, "b", &["ForeignChainMayDrop"])), "True", "yes", ""),
             (Some(report(10, "b", &["FieldNotSupported"])), "True", "yes", "FieldNotSupported"),
+            (Some(report(10, "b", &["KindForbidden"])), "True", "yes", "KindForbidden"),
             (Some(report(10, "b", &["PolicyNotInForce"])), "True", "no", "PolicyNotInForce"),
             (Some(report(181, "b", &[])), "True", "unknown", "181 s old"),
             (Some(report(-181, "b", &[])), "True", "unknown", "-181 s old"),
@@ -359,7 +371,7 @@ mod tests {
             let screen = screen(&cluster(report_of.clone(), ready), NOW);
             assert_eq!(screen.rows[1][IN_FORCE], in_force, "{report_of:?}");
             let without = without_policy(&cluster(report_of.clone(), ready), NOW);
-            let is_whole = in_force == "yes" && problem != "FieldNotSupported";
+            let is_whole = in_force == "yes" && problem != "KindForbidden";
             assert_eq!(without.is_empty(), is_whole, "{report_of:?}: {without:?}");
             let problems = screen.problems.join("\n");
             assert!(problems.contains(problem) && problems.is_empty() == problem.is_empty(), "{problems}");

@@ -102,11 +102,19 @@ pub async fn run(config: Config) {
 
 /// The work of the leader, which does not end.
 async fn work(config: &Config) {
-    if !config.heeds_calico {
-        return work_beside(config, None).await;
-    }
-    let truth = config.truth();
-    calico_controllers::run(&*config.store, &*truth, |calico| work_beside(config, calico)).await;
+    // Once, however often the rest begins again.
+    let defaults = lock::run(&*config.store, || async {
+        default_objects::ensure(&*config.store).await;
+        std::future::pending().await
+    });
+    let rest = async {
+        if !config.heeds_calico {
+            return work_beside(config, None).await;
+        }
+        let truth = config.truth();
+        calico_controllers::run(&*config.store, &*truth, |calico| work_beside(config, calico)).await;
+    };
+    tokio::join!(defaults, rest);
 }
 
 /// The work that Calico's kube-controllers do not do.
@@ -121,7 +129,7 @@ async fn work_beside(config: &Config, calico: Option<CalicoControllers>) {
     let others = lock::run(&*config.store, || async {
         let store = &*config.store;
         let own = async {
-            tokio::join!(identities(config), default_objects::ensure(store), pools(config));
+            tokio::join!(identities(config), pools(config));
         };
         let is_left_nodes = is_left(CalicoController::Node);
         let of_nodes = async {

@@ -86,6 +86,8 @@ impl Settings {
             vxlan_mtu,
             vxlan_mtu_v6,
             ipip_mtu,
+            // It decides about [`LocalIpip`](crate::LocalIpip) and routes.
+            ipip_enabled: _,
             // It is part of [`ClusterNetwork`](crate::ClusterNetwork).
             vxlan_vni: _,
             vxlan_port: _,

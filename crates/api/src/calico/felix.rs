@@ -37,6 +37,8 @@ pub struct FelixConfigurationSpec {
     /// Whether pods may send IPIP packets. Otherwise they are dropped.
     #[serde(rename = "allowIPIPPacketsFromWorkloads")]
     pub allow_ipip_packets_from_workloads: Option<bool>,
+    /// Whether the node has IPIP, if an IPPool uses it. `None` means that it has.
+    pub ipip_enabled: Option<bool>,
     /// The MTU of the overlay and of new pods, on Linux; 0 and none mean that of the node's interface less VXLAN's 50 bytes.
     #[serde(rename = "vxlanMTU")]
     pub vxlan_mtu: Option<u32>,
@@ -291,6 +293,7 @@ impl FelixConfigurationSpec {
             default_endpoint_to_host_action,
             allow_vxlan_packets_from_workloads,
             allow_ipip_packets_from_workloads,
+            ipip_enabled,
             vxlan_mtu,
             vxlan_vni,
             vxlan_port,
@@ -318,6 +321,7 @@ impl FelixConfigurationSpec {
             allow_ipip_packets_from_workloads: self
                 .allow_ipip_packets_from_workloads
                 .or(allow_ipip_packets_from_workloads),
+            ipip_enabled: self.ipip_enabled.or(ipip_enabled),
             vxlan_mtu: self.vxlan_mtu.or(vxlan_mtu),
             vxlan_vni: self.vxlan_vni.or(vxlan_vni),
             vxlan_port: self.vxlan_port.or(vxlan_port),

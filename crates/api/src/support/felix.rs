@@ -40,7 +40,6 @@ const GO: &str = "it tunes the runtime of Felix, which Tortie does not contain";
 const HEALTH: &str = "agents serve health at the address that the flag --health-address sets";
 const INTERFACES: &str =
     "host interfaces of pods always begin with cali; every other interface may have a host endpoint";
-const IPIP: &str = "a node has IPIP as soon as an IPPool has an ipipMode, which decides alone";
 const IPIP_ROUTES: &str = "Tortie's agents always have the routes of pools with IPIP; BGPConfiguration decides about those of pools without encapsulation";
 const IPTABLES: &str = "Tortie uses nftables, not iptables and ipsets";
 const IPV6: &str = "IPv6 is on where an IPv6 pool gives addresses; policy always applies to both families";
@@ -157,7 +156,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("interfacePrefix", Text, Reported(INTERFACES), &["cali"]),
     field("interfaceRefreshInterval", Duration, Reported(ROUTES), &[]),
     field("ipForwarding", Word(&["Enabled", "Disabled"]), Reported(FORWARDING), &["Enabled"]),
-    field("ipipEnabled", Bool, Reported(IPIP), &["true"]),
+    field("ipipEnabled", Bool, Implemented, &[]),
     field("ipipMTU", KERNEL_MTU, Implemented, &[]),
     field("ipsetsRefreshInterval", Duration, Reported(IPTABLES), &[]),
     field("iptablesBackend", Word(&["Legacy", "NFT", "Auto"]), Reported(IPTABLES), &[]),

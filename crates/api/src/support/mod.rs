@@ -147,6 +147,10 @@ pub fn reported(kind: Kind, value: &Value) -> Vec<FieldError> {
     if kind == Kind::IpPool {
         found.extend(without_encapsulation(value));
     }
+    if kind == Kind::FelixConfiguration && value["spec"]["ipipEnabled"] == false {
+        let problem = "nodes have no IPIP then, so pods of pools with ipipMode on different nodes cannot reach each other";
+        found.push(FieldError::new("spec.ipipEnabled", problem));
+    }
     found
 }
 

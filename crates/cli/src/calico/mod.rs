@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tortie_controllers::LEASE_NAME;
 use tortie_deploy::{DEFINITION_POLICY, NAMESPACE};
-use tortie_store::kubernetes::Kubernetes;
+use tortie_store::kubernetes::{Kubernetes, ObjectError};
 
 use crate::install::INTERVAL;
 use crate::install::cluster::{ClusterArguments, get, list};
@@ -108,33 +108,14 @@ impl Stop {
             return Ok(ExitCode::SUCCESS);
         }
         warn_of_definitions(&cluster).await?;
-        let mut records = records(&cluster).await?.unwrap_or_default();
-        for change in &changes {
-            // Before the change: after a crash in between, there is a record too many, which changes nothing. An older record is of a
-            // component that somebody has started since.
-            records.insert(change.key(), json!(change.record().to_string()));
-            save(&cluster, &records).await?;
-            carry_out(&cluster, change).await?;
-            output::line(&format!("stopped {}", change.path));
-            if change.path.ends_with(OPERATOR) {
-                // It would take the next changes back.
-                self.wait_for_pods(&cluster, &[(&operator, OPERATOR)]).await?;
-            }
-        }
-        self.wait_for_pods(&cluster, &all_pods(&operator)).await?;
-        tokio::time::sleep(SETTLED).await;
-        if let Some(change) = plan::stop(&components(&cluster, &operator).await?).first() {
-            bail!(
-                "{} is back: somebody else restores it, such as a tool that applies manifests again and again; pause that, and run the \
-                 command again",
-                change.path
-            );
-        }
+        let stopped = self.carry_out(&cluster, &operator, &changes).await;
+        // Also if something has failed: agents of Calico that have ended have left their nodes without network.
         for node in announce_network(&cluster).await? {
             output::line(&format!(
                 "node {node}: its network is available; Calico's agent had said otherwise when it ended"
             ));
         }
+        stopped?;
         output::line(match changes.is_empty() {
             true => "none of Calico's components that this command knows runs",
             false => "the components above have stopped; tortie calico start takes this back",
@@ -144,6 +125,37 @@ impl Stop {
              --cni-conf-dir /host/etc/cni/net.d",
         );
         Ok(ExitCode::SUCCESS)
+    }
+
+    async fn carry_out(
+        &self,
+        cluster: &Kubernetes,
+        operator: &str,
+        changes: &[Change],
+    ) -> anyhow::Result<()> {
+        let mut records = records(cluster).await?.unwrap_or_default();
+        for change in changes {
+            // Before the change: after a crash in between, there is a record too many, which changes nothing. An older record is of a
+            // component that somebody has started since.
+            records.insert(change.key(), json!(change.record().to_string()));
+            save(cluster, &records).await?;
+            carry_out(cluster, change).await?;
+            output::line(&format!("stopped {}", change.path));
+            if change.path.ends_with(OPERATOR) {
+                // It would take the next changes back.
+                self.wait_for_pods(cluster, &[(operator, OPERATOR)]).await?;
+            }
+        }
+        self.wait_for_pods(cluster, &all_pods(operator)).await?;
+        tokio::time::sleep(SETTLED).await;
+        if let Some(change) = plan::stop(&components(cluster, operator).await?).first() {
+            bail!(
+                "{} is back: somebody else restores it, such as a tool that applies manifests again and again; pause that, and run the \
+                 command again",
+                change.path
+            );
+        }
+        Ok(())
     }
 
     /// Refuses while pods would lose policy or network with Calico.
@@ -198,7 +210,7 @@ impl Start {
         let Some(records) = records(&cluster).await? else {
             bail!("tortie calico stop has changed nothing in this cluster, or it was taken back already");
         };
-        let undo = plan::start(&records, &operator_namespace(&cluster).await?).map_err(anyhow::Error::msg);
+        let undo = plan::start(&records).map_err(anyhow::Error::msg);
         let undo = undo.with_context(|| format!("ConfigMap {NAMESPACE}/{RECORDS}; correct or delete it"))?;
         let mut missing = 0;
         for undo in undo {
@@ -217,7 +229,8 @@ impl Start {
         }
         if missing > 0 {
             bail!(
-                "install Calico again, and run the command again: the record of what was before stays (ConfigMap {NAMESPACE}/{RECORDS})"
+                "install Calico again, and run the command again: the record of what was before stays. If Calico runs again without what is named \
+                 above, delete the record: kubectl -n {NAMESPACE} delete configmap {RECORDS}"
             );
         }
         if !self.dry_run {
@@ -280,10 +293,7 @@ impl Remove {
         // In this order: an object that is being deleted takes no new finalizers from an operator that somebody starts.
         cluster.delete_path(path).await.with_context(|| path.to_owned())?;
         if get(cluster, path).await?.is_some() {
-            cluster
-                .merge_path(path, &json!({"metadata": {"finalizers": null}}))
-                .await
-                .with_context(|| path.to_owned())?;
+            merge_if_there(cluster, path, &json!({"metadata": {"finalizers": null}})).await?;
         }
         output::line(&format!("deleted {path}"));
         Ok(())
@@ -295,12 +305,17 @@ impl Remove {
             output::line(&format!("would remove the finalizer {CNI_FINALIZER} of {path}"));
             return Ok(());
         }
-        cluster
-            .merge_path(path, &json!({"metadata": {"finalizers": finalizers}}))
-            .await
-            .with_context(|| path.to_owned())?;
+        merge_if_there(cluster, path, &json!({"metadata": {"finalizers": finalizers}})).await?;
         output::line(&format!("removed the finalizer {CNI_FINALIZER} of {path}"));
         Ok(())
+    }
+}
+
+/// Changes fields of an object, unless it is gone by now.
+async fn merge_if_there(cluster: &Kubernetes, path: &str, fields: &Value) -> anyhow::Result<()> {
+    match cluster.merge_path(path, fields).await {
+        Ok(_) | Err(ObjectError::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error).with_context(|| path.to_owned()),
     }
 }
 
@@ -384,7 +399,10 @@ async fn pods(cluster: &Kubernetes, applications: &[(&str, &str)]) -> anyhow::Re
     let mut found = Vec::new();
     for (namespace, application) in applications {
         let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector=k8s-app%3D{application}");
-        let names = list(cluster, &path).await?.into_iter();
+        // Pods that have failed stay until somebody deletes them.
+        let has_ended =
+            |pod: &Value| ["Failed", "Succeeded"].iter().any(|phase| pod["status"]["phase"] == *phase);
+        let names = list(cluster, &path).await?.into_iter().filter(|pod| !has_ended(pod));
         found.extend(
             names.filter_map(|pod| Some(format!("{namespace}/{}", pod["metadata"]["name"].as_str()?))),
         );
@@ -433,7 +451,8 @@ pub(crate) async fn refuse_while_stopped(cluster: &Kubernetes) -> anyhow::Result
     if records(cluster).await?.is_some() {
         bail!(
             "tortie calico stop has stopped Calico, and its record would be deleted: run tortie calico start first, and wait until \
-             calico-node is ready on each node, or tortie calico remove if Calico is not to come back. Nothing was changed"
+             calico-node is ready on each node, or tortie calico remove if Calico is not to come back. If Calico runs again already, delete the record: kubectl -n \
+             {NAMESPACE} delete configmap {RECORDS}. Nothing was changed"
         );
     }
     Ok(())

@@ -114,11 +114,13 @@ fn key_of(path: &str) -> String {
     }
 }
 
-/// The changes that take back what these records say, in the opposite order: the agents first, the operator last, which is in this namespace.
+/// The changes that take back what these records say, in the opposite order: the agents first, the operator last.
 /// Records of unknown components, and of other changes than those of `stop`, are errors, because somebody else has written them: they would be
 /// carried out with the rights of the operator of the cluster.
-pub(super) fn start(records: &serde_json::Map<String, Value>, operator: &str) -> Result<Vec<Undo>, String> {
-    let known = paths(operator);
+pub(super) fn start(records: &serde_json::Map<String, Value>) -> Result<Vec<Undo>, String> {
+    // The operator's binding may be gone by now.
+    let operator = records.keys().find_map(|key| key.strip_suffix(".deployments.tigera-operator"));
+    let known = paths(operator.unwrap_or(OPERATOR));
     if let Some(key) = records.keys().find(|key| !known.iter().any(|path| key_of(path) == **key)) {
         return Err(format!("{key:?} is no component of Calico"));
     }
@@ -213,10 +215,7 @@ mod tests {
         );
         let records =
             changes.iter().map(|change| (change.key(), json!(change.record().to_string()))).collect();
-        assert_eq!(
-            start(&records, OPERATOR),
-            Ok(vec![Undo::Create { path: API_SERVICE.to_owned(), object: content }])
-        );
+        assert_eq!(start(&records), Ok(vec![Undo::Create { path: API_SERVICE.to_owned(), object: content }]));
     }
 
     #[test]
@@ -240,7 +239,7 @@ mod tests {
         assert_eq!(names.last().unwrap(), "calico-apiserver.daemonsets.calico-node-windows");
         let merge = json!({"merge": {"spec": {"replicas": 1}}}).to_string();
         let records = [&names[0], &names[2], &names[12]].map(|name| (name.clone(), json!(merge)));
-        let undo = start(&records.into_iter().collect(), OPERATOR).unwrap();
+        let undo = start(&records.into_iter().collect()).unwrap();
         let order: Vec<String> = undo
             .iter()
             .map(|undo| match undo {
@@ -265,7 +264,7 @@ mod tests {
             (key.as_str(), create.as_str()),
         ] {
             let records = [(key.to_owned(), json!(text))].into_iter().collect();
-            assert!(start(&records, OPERATOR).is_err(), "{key} {text}");
+            assert!(start(&records).is_err(), "{key} {text}");
         }
     }
 }

@@ -36,6 +36,18 @@ const RESOURCES: [Kind; 17] = [
     Kind::IpReservation,
     Kind::BgpFilter,
 ];
+/// The fields of a Node's `spec` (`libcalico-go/lib/apis/v3/node.go`).
+const NODE_FIELDS: [&str; 9] = [
+    "addresses",
+    "bgp",
+    "interfaces",
+    "ipv4VXLANTunnelAddr",
+    "ipv6VXLANTunnelAddr",
+    "orchRefs",
+    "vxlanTunnelMACAddr",
+    "vxlanTunnelMACAddrV6",
+    "wireguard",
+];
 /// The API of the resources, also of Nodes.
 const API: &str = "projectcalico.org/v3";
 /// The names of copies of Kubernetes' policies begin with it.
@@ -190,13 +202,19 @@ fn node_names(objects: &[Exported]) -> anyhow::Result<BTreeMap<String, String>> 
         let references = object.value["spec"]["orchRefs"].as_array().into_iter().flatten();
         let name =
             references.filter(|one| one["orchestrator"] == "k8s").find_map(|one| one["nodeName"].as_str());
-        let Some(name) = name else {
+        let Some(name) = name.filter(|name| !name.is_empty()) else {
             bail!(
                 "{}: spec.orchRefs does not name its Node in Kubernetes, as calicoctl requires it; delete the Node, or add \
                  {{orchestrator: k8s, nodeName: NAME}}",
                 object.key
             );
         };
+        if let Some((other, _)) = names.iter().find(|(_, known)| *known == name) {
+            bail!(
+                "Nodes {other} and {} are both Node {name} of Kubernetes (spec.orchRefs); delete the one that is gone",
+                object.key.name
+            );
+        }
         names.insert(object.key.name.clone(), name.to_owned());
     }
     Ok(names)
@@ -208,6 +226,10 @@ fn item(object: &Exported, nodes: &BTreeMap<String, String>) -> Value {
     let mut value = without_identity(key.kind, value.clone());
     if key.kind == Kind::Node {
         to_calico_node(&mut value);
+        // A Node of a Kubernetes API has others besides, and calicoctl refuses what it does not know.
+        if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
+            spec.retain(|field, _| NODE_FIELDS.contains(&field.as_str()));
+        }
     }
     value["apiVersion"] = json!(API);
     value["kind"] = json!(key.kind.name());
@@ -416,6 +438,16 @@ mod tests {
         let node = exported.iter_mut().find(|object| object.key.kind == Kind::Node).unwrap();
         node.value["spec"] = json!({});
         assert!(write(&exported).unwrap_err().to_string().contains("spec.orchRefs"));
+        let twice = [objects("one", "one"), objects("two", "one")].concat();
+        assert!(write(&twice).unwrap_err().to_string().contains("Nodes one and two are both"));
+    }
+
+    #[test]
+    fn a_node_has_only_fields_that_calicoctl_knows() {
+        let mut exported = objects("one", "one");
+        let node = exported.iter_mut().find(|object| object.key.kind == Kind::Node).unwrap();
+        node.value["spec"]["podCIDR"] = json!("10.0.0.0/24");
+        assert_eq!(parse(&write(&exported).unwrap()).unwrap(), objects("one", "one"));
     }
 
     #[test]

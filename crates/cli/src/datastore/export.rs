@@ -23,9 +23,9 @@ pub(crate) struct Export {
     /// The new file; by default standard output
     #[arg(short, long, value_name = "FILE", default_value = "-", hide_default_value = true)]
     output: PathBuf,
-    /// The format of the file
-    #[arg(long, value_enum, default_value_t)]
-    format: ExportFormat,
+    /// The format of the file: tortie, or with `datastore migrate` calico
+    #[arg(long, value_enum, hide_default_value = true)]
+    format: Option<ExportFormat>,
     /// Export a datastore that is not locked. What changes meanwhile may be missing, or not fit together
     #[arg(long)]
     unlocked: bool,
@@ -34,7 +34,9 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    /// Exports in this format, if the command line names none.
+    pub(super) fn run(self, usual: ExportFormat) -> anyhow::Result<ExitCode> {
+        let format = self.format.unwrap_or(usual);
         let objects = crate::runtime()?.block_on(async {
             let store = self.store.open().await?;
             if !self.unlocked && !is_locked(&*store).await? {
@@ -51,13 +53,13 @@ impl Export {
         })?;
         if self.output == Path::new("-") {
             let mut text = Vec::new();
-            document::write(&mut text, &objects, self.format)?;
+            document::write(&mut text, &objects, format)?;
             output::data(&String::from_utf8(text)?);
             return Ok(ExitCode::SUCCESS);
         }
-        write(&self.output, &objects, self.format).with_context(|| self.output.display().to_string())?;
+        write(&self.output, &objects, format).with_context(|| self.output.display().to_string())?;
         let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
-        for object in objects.iter().filter(|object| self.format.has(&object.key)) {
+        for object in objects.iter().filter(|object| format.has(&object.key)) {
             *kinds.entry(object.key.kind.plural()).or_default() += 1;
         }
         let counts = kinds.iter().map(|(kind, count)| vec![(*kind).to_owned(), count.to_string()]);

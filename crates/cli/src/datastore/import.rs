@@ -73,6 +73,8 @@ struct Comparison {
     derived: usize,
     /// Endpoints whose pods the cluster does not have any more.
     gone: Vec<Key>,
+    /// Nodes that the cluster does not have.
+    absent_nodes: Vec<Key>,
     /// Objects of Calico's kinds that were not exported.
     extra: Vec<Key>,
     /// Whether the datastore derives objects from the Kubernetes API.
@@ -214,6 +216,7 @@ impl Comparison {
         let Document { objects, format } = document;
         let derives = store.derives_from_kubernetes();
         let (mut pairs, mut derived, mut gone, mut extra) = (Vec::new(), 0, Vec::new(), Vec::new());
+        let mut absent_nodes = Vec::new();
         let mut by_kind: BTreeMap<Kind, Vec<Exported>> = BTreeMap::new();
         for object in objects {
             match is_kept(&object.key, derives) {
@@ -244,6 +247,10 @@ impl Comparison {
                         gone.push(object.key);
                         continue;
                     }
+                    None if derives && kind == Kind::Node => {
+                        absent_nodes.push(object.key);
+                        continue;
+                    }
                     None => Presence::Missing,
                     Some(stored) => presence(stored, &object.value, derives),
                 };
@@ -259,7 +266,7 @@ impl Comparison {
         }
         bar.finish_and_clear();
         pairs.sort_by_key(|pair| pair.object.key.kind.apply_order());
-        Ok(Self { pairs, derived, gone, extra, derives })
+        Ok(Self { pairs, derived, gone, absent_nodes, extra, derives })
     }
 
     /// Prints a row for each kind, and the first differences; returns whether there are none. Objects that were not exported are
@@ -287,6 +294,9 @@ impl Comparison {
             output::error_line(&format!(
                 "{key} is left out, because the cluster does not have its pod any more"
             ));
+        }
+        for key in self.absent_nodes.iter().take(SHOWN) {
+            output::error_line(&format!("{key} is left out, because the cluster does not have such a Node"));
         }
         if !self.gone.is_empty() {
             output::line("tortie ipam check --fix releases the addresses of pods that are gone");

@@ -22,6 +22,8 @@ use tortie_api::{Key, Kind};
 use tortie_dataplane::Reason;
 use tortie_store::{Store, StoreError, Stored, stale};
 
+use document::ExportFormat;
+
 use crate::output;
 use crate::store::{StoreArguments, list};
 
@@ -57,12 +59,13 @@ impl DatastoreCommand {
         match self {
             Self::Lock(lock) => lock.run(),
             Self::Unlock(unlock) => unlock.run(),
-            Self::Export(export) => export.run(),
+            Self::Export(export) => export.run(ExportFormat::Tortie),
             Self::Import(import) => import.run(),
             Self::Compare(compare) => compare.run(),
             Self::Migrate(MigrateCommand::Lock(lock)) => lock.run(),
             Self::Migrate(MigrateCommand::Unlock(unlock)) => unlock.run(),
-            Self::Migrate(MigrateCommand::Export(export)) => export.run(),
+            // As in calicoctl, which imports nothing else.
+            Self::Migrate(MigrateCommand::Export(export)) => export.run(ExportFormat::Calico),
             Self::Migrate(MigrateCommand::Import(import)) => import.run(),
         }
     }

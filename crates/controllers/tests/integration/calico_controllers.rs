@@ -74,6 +74,15 @@ async fn what_calicos_controllers_copy_is_left_to_them_and_is_not_stale_when_the
     until("the new pod is copied", async || exists(&store, &namespaced(Kind::Pod, "v")).await).await;
     assert_eq!(value(&*store, &copy).await["spec"]["selector"], "app == 'stale'", "Calico writes the copy");
     assert!(exists(&store, &gone).await && exists(&store, &old_space).await, "Calico deletes copies");
+    // Only Tortie knows reports of nodes; what else a vanished node has left is Calico's work.
+    let (report, left) = (global(Kind::NodeReport, "gone"), global(Kind::HostEndpoint, "gone-auto-hep"));
+    let created_by = json!({"projectcalico.org/created-by": "calico-kube-controllers"});
+    let metadata = json!({"name": left.name, "labels": created_by});
+    put(&*store, &left, json!({"metadata": metadata, "spec": {"node": "gone", "interfaceName": "*"}})).await;
+    let content = json!({"metadata": {"name": "gone"}, "status": {"os": "linux", "endpoints": 0}});
+    put(&*store, &report, content).await;
+    until("the report of a vanished node is gone", async || !exists(&store, &report).await).await;
+    assert!(exists(&store, &left).await, "Calico removes host endpoints of vanished nodes");
     assert!(!exists(&store, &new).await && !exists(&store, &space).await, "Calico creates copies");
     assert_eq!(labels(&workload).await, before, "Calico writes labels of endpoints");
     assert!(
@@ -93,6 +102,7 @@ async fn what_calicos_controllers_copy_is_left_to_them_and_is_not_stale_when_the
     .await;
     until("new copies are there", async || exists(&store, &new).await && exists(&store, &space).await).await;
     until("the endpoint has its labels", async || labels(&workload).await != before).await;
+    until("the host endpoint of the vanished node is gone", async || !exists(&store, &left).await).await;
     let host = global(Kind::HostEndpoint, "one-auto-hep");
     until("the host endpoint is there", async || exists(&store, &host).await).await;
 
@@ -112,8 +122,17 @@ async fn controllers_of_calico_that_use_another_datastore_hold_up_nothing() {
     fill(&*kubernetes).await;
     // Nothing in this datastore says that they run.
     deploy(&*kubernetes, "calico-system", 1, 1).await;
-    // This namespace is not Calico's: anybody may have such a Deployment.
+    let _controllers = start(store.clone(), Some(kubernetes.clone()), "me");
+    let copy = namespaced(Kind::NetworkPolicy, "knp.default.p");
+    until("the policy is copied", async || exists(&store, &copy).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deployment_of_this_name_in_another_namespace_holds_up_nothing() {
+    let (kubernetes, store) = (memory(), memory());
+    fill(&*kubernetes).await;
     deploy(&*kubernetes, "n", 1, 1).await;
+    state(&*store, &["policy"]).await;
     let _controllers = start(store.clone(), Some(kubernetes.clone()), "me");
     let copy = namespaced(Kind::NetworkPolicy, "knp.default.p");
     until("the policy is copied", async || exists(&store, &copy).await).await;

@@ -57,7 +57,17 @@ fn pods_of_linux_nodes_use_ipip() {
     lab.wait_until("IPIP to the far node", || leads(12, "eth0") && leads(13, "tunl0"));
     lab.wait_until("packets by IPIP and without", || reached() == with_vxlan);
 
+    // Felix has no link for it then. A pool that asks for it is reported, and with VXLAN the setting has no effect.
+    let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {ipipEnabled: false}\n";
+    lab.ok(&["apply", "-f", &lab.file("felix.yml", felix)]);
+    lab.wait_until("no IPIP", || leads(12, "eth0") && !routes().contains("tunl0"));
+    let reports = || lab.ok(&["get", "nodereports"]);
+    lab.wait_until("the condition", || {
+        reports().contains("FelixConfiguration default has ipipEnabled false")
+    });
+
     set_mode("Never", "Always");
+    lab.wait_until("no condition", || !reports().contains("ipipEnabled"));
     lab.wait_until("VXLAN again", || !routes().contains("tunl0"));
     lab.wait_until("packets by VXLAN", || reached() == with_vxlan);
     lab.wait_until("no address for IPIP", || {

@@ -514,9 +514,10 @@ pub(crate) fn felix() -> impl Strategy<Value = Object> {
     let ports = || weighted(0.4, select(vec![json!([]), port.clone()]));
     let flows = weighted(0.3, select(vec!["Keep", "Cut", "Bogus"]));
     let counters = weighted(0.3, select(vec!["Enabled", "Disabled", "Bogus"]));
-    let overlay = (weighted(0.2, 4096..4098_u32), weighted(0.2, 4789..4791_u32));
+    let overlay =
+        (weighted(0.2, 4096..4098_u32), weighted(0.2, 4789..4791_u32), weighted(0.2, proptest::bool::ANY));
     (name, action(), (deny(), deny()), (ports(), ports()), flows, counters, overlay).prop_map(
-        |(name, action, (deny, old_deny), (inbound, outbound), flows, counters, (vni, port))| {
+        |(name, action, (deny, old_deny), (inbound, outbound), flows, counters, (vni, port, ipip))| {
             let spec = fields(vec![
                 ("defaultEndpointToHostAction", action),
                 ("nftablesFilterDenyAction", deny),
@@ -525,6 +526,7 @@ pub(crate) fn felix() -> impl Strategy<Value = Object> {
                 ("failsafeOutboundHostPorts", outbound),
                 ("vxlanVNI", vni.map(Value::from)),
                 ("vxlanPort", port.map(Value::from)),
+                ("ipipEnabled", ipip.map(Value::from)),
             ]);
             let mut value = json!({"metadata": {"name": name}, "spec": spec});
             if let Some(flows) = flows {

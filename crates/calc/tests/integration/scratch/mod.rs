@@ -113,6 +113,10 @@ pub(crate) fn from_scratch_with(
 
 /// The node's own settings take precedence over those of all nodes; unreadable settings close the node itself.
 fn felix_of(objects: &Objects) -> FelixConfigurationSpec {
+    felix_of_node(objects, NODE)
+}
+
+fn felix_of_node(objects: &Objects, node: &str) -> FelixConfigurationSpec {
     let felix = |name: &str| {
         let key = Key::global(Kind::FelixConfiguration, name);
         match objects.get(&key).map(|value| Resource::read_what_can_be(&key, value).0) {
@@ -124,7 +128,7 @@ fn felix_of(objects: &Objects) -> FelixConfigurationSpec {
             None => FelixConfigurationSpec::default(),
         }
     };
-    felix(&format!("node.{NODE}")).or(&felix("default"))
+    felix(&format!("node.{node}")).or(&felix("default"))
 }
 
 fn settings(objects: &Objects) -> Settings {

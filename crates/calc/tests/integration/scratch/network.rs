@@ -119,8 +119,10 @@ pub(super) fn network_from_scratch(
             mode.filter(|mode| *mode != "Never")
         };
         let ipip = mode_of("ipipMode");
+        let without = |node: &str| super::felix_of_node(objects, node).ipip_enabled == Some(false);
+        let without_ipip = without(NODE);
         let mode = ipip.or(mode_of("vxlanMode")).unwrap_or("Never");
-        if let Some(local) = state.node.as_mut().filter(|_| ipip.is_some()) {
+        if let Some(local) = state.node.as_mut().filter(|_| ipip.is_some() && !without_ipip) {
             let own = &objects[&Key::global(Kind::Node, NODE)]["metadata"]["annotations"];
             let own = own["projectcalico.org/IPv4IPIPTunnelAddr"].as_str();
             local.ipip = Some(LocalIpip { address: own.map(|own| own.parse().unwrap()) });
@@ -142,7 +144,9 @@ pub(super) fn network_from_scratch(
                 }
                 ("CrossSubnet" | "Always", _, _) if ipip.is_some() => {
                     match there.map(|it| (it.own.addr(), it.is_windows)) {
-                        Some((IpAddr::V4(router), false)) => Some(RouteTarget::Ipip { router }),
+                        Some((IpAddr::V4(router), false)) if !without_ipip && !without(node) => {
+                            Some(RouteTarget::Ipip { router })
+                        }
                         _ => None,
                     }
                 }

@@ -170,7 +170,8 @@ const LINES: &[(&str, i32, &str)] = &[
     // datastore
     ("datastore migrate export", 2, "not locked"),
     ("datastore migrate lock", 0, "locked"),
-    ("datastore migrate export", 0, "tortie-datastore/1"),
+    ("datastore migrate export", 0, "kind: IPPoolList"),
+    ("datastore migrate export --format tortie", 0, "tortie-datastore/1"),
     ("datastore migrate import -f FILE/none.yml", 2, "no export"),
     ("datastore migrate unlock", 0, "unlocked"),
     ("get clusterinformation default -o yaml", 0, "datastoreReady: true"),
@@ -226,7 +227,8 @@ async fn command_lines_of_calicoctl_work() {
         std::fs::write(at(name), text).unwrap();
     }
     cluster.put_endpoint("shop", "one").await;
-    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one"}});
+    let references = json!([{"orchestrator": "k8s", "nodeName": "one"}]);
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one"}, "spec": {"orchRefs": references}});
     cluster.put(&Key::global(Kind::Node, "one"), node).await;
     let mut allocations = vec![Value::Null; 64];
     allocations[1] = json!(0);
