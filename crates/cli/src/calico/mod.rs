@@ -11,11 +11,12 @@ use clap::Subcommand;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use tortie_controllers::LEASE_NAME;
-use tortie_deploy::{DEFINITION_POLICY, NAMESPACE};
+use tortie_deploy::{DAEMON_SET, DEFINITION_POLICY, NAMESPACE};
 use tortie_store::kubernetes::{Kubernetes, ObjectError};
 
 use crate::install::INTERVAL;
 use crate::install::cluster::{ClusterArguments, get, list};
+use crate::install::rollout::{Rollout, problem};
 use crate::output;
 use crate::status::nodes_without_policy;
 use plan::{Action, Change, Component, DAEMON_SETS, DEPLOYMENTS, NAMESPACES, OPERATOR, Undo};
@@ -28,9 +29,9 @@ const RECORDS: &str = "tortie-calico";
 const CNI_FINALIZER: &str = "tigera.io/cni-protector";
 /// The objects that have it (`pkg/render/node.go` of tigera/operator).
 const PROTECTED: [&str; 2] = ["calico-node", "calico-cni-plugin"];
-/// How long stopped components must stay so: who restores them does it soon, as a rule.
+/// The time for which stopped components must stay so: who restores them does it soon, as a rule.
 const SETTLED: Duration = Duration::from_secs(5);
-/// How long ago the Lease of Tortie's controllers may have been renewed.
+/// The maximum time since the Lease of Tortie's controllers was renewed.
 const RENEWED: jiff::SignedDuration = jiff::SignedDuration::from_secs(60);
 /// The reason of a node's condition when Calico's agent has ended.
 const CALICO_IS_DOWN: &str = "CalicoIsDown";
@@ -98,24 +99,23 @@ impl CalicoCommand {
 impl Stop {
     async fn stop(self) -> anyhow::Result<ExitCode> {
         let cluster = self.cluster.open().await?;
-        if !self.force {
-            self.refuse(&cluster).await?;
-        }
         let operator = operator_namespace(&cluster).await?;
         let changes = plan::stop(&components(&cluster, &operator).await?);
         if self.dry_run {
             changes.iter().for_each(|change| output::line(&format!("would stop {}", change.path)));
+        }
+        if !self.force {
+            self.refuse(&cluster).await?;
+        }
+        if self.dry_run {
             return Ok(ExitCode::SUCCESS);
         }
         warn_of_definitions(&cluster).await?;
         let stopped = self.carry_out(&cluster, &operator, &changes).await;
         // Also if something has failed: agents of Calico that have ended have left their nodes without network.
-        for node in announce_network(&cluster).await? {
-            output::line(&format!(
-                "node {node}: its network is available; Calico's agent had said otherwise when it ended"
-            ));
-        }
+        let announced = announce_network(&cluster).await;
         stopped?;
+        announced?;
         output::line(match changes.is_empty() {
             true => "none of Calico's components that this command knows runs",
             false => "the components above have stopped; tortie calico start takes this back",
@@ -134,18 +134,12 @@ impl Stop {
         changes: &[Change],
     ) -> anyhow::Result<()> {
         let mut records = records(cluster).await?.unwrap_or_default();
-        for change in changes {
-            // Before the change: after a crash in between, there is a record too many, which changes nothing. An older record is of a
-            // component that somebody has started since.
-            records.insert(change.key(), json!(change.record().to_string()));
-            save(cluster, &records).await?;
-            carry_out(cluster, change).await?;
-            output::line(&format!("stopped {}", change.path));
-            if change.path.ends_with(OPERATOR) {
-                // It would take the next changes back.
-                self.wait_for_pods(cluster, &[(operator, OPERATOR)]).await?;
-            }
-        }
+        let (of_operator, others): (Vec<_>, Vec<_>) =
+            changes.iter().partition(|change| change.path.ends_with(OPERATOR));
+        self.stop_each(cluster, &of_operator, &mut records).await?;
+        // It would take the next changes back, also if an earlier run has scaled it down.
+        self.wait_for_pods(cluster, &[(operator, OPERATOR)]).await?;
+        self.stop_each(cluster, &others, &mut records).await?;
         self.wait_for_pods(cluster, &all_pods(operator)).await?;
         tokio::time::sleep(SETTLED).await;
         if let Some(change) = plan::stop(&components(cluster, operator).await?).first() {
@@ -154,6 +148,23 @@ impl Stop {
                  command again",
                 change.path
             );
+        }
+        Ok(())
+    }
+
+    async fn stop_each(
+        &self,
+        cluster: &Kubernetes,
+        changes: &[&Change],
+        records: &mut Map<String, Value>,
+    ) -> anyhow::Result<()> {
+        for change in changes {
+            // Before the change: after a crash in between, there is a record too many, which changes nothing. An older record is of a
+            // component that somebody has started since.
+            records.insert(change.key(), json!(change.record().to_string()));
+            save(cluster, records).await?;
+            carry_out(cluster, change).await?;
+            output::line(&format!("stopped {}", change.path));
         }
         Ok(())
     }
@@ -360,7 +371,7 @@ async fn operator_namespace(cluster: &Kubernetes) -> anyhow::Result<String> {
     Ok(if namespace.is_empty() { OPERATOR } else { namespace }.to_owned())
 }
 
-/// Whether Tortie's controllers lead.
+/// Returns whether Tortie's controllers lead.
 async fn has_controllers(cluster: &Kubernetes) -> anyhow::Result<bool> {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/{LEASE_NAME}");
     let lease = get(cluster, &path).await?.unwrap_or_default();
@@ -370,15 +381,23 @@ async fn has_controllers(cluster: &Kubernetes) -> anyhow::Result<bool> {
 }
 
 /// Says for each node that its network is there, where Calico's agent has said that it is not when it ended (`node/pkg/lifecycle/shutdown`):
-/// nothing else takes that back, and no pod is scheduled to such a node. Returns their names.
-async fn announce_network(cluster: &Kubernetes) -> anyhow::Result<Vec<String>> {
-    let mut changed = Vec::new();
+/// nothing else takes that back, and no pod is scheduled to such a node. A node without a ready agent of Tortie has no other network, and stays.
+async fn announce_network(cluster: &Kubernetes) -> anyhow::Result<()> {
+    let agents = Rollout::read(cluster, DAEMON_SET).await?;
+    let reports = list(cluster, "/apis/tortie.io/v1/nodereports").await?;
     for node in list(cluster, "/api/v1/nodes").await? {
         let name = node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let is_down = |one: &Value| {
             one["type"] == "NetworkUnavailable" && one["status"] == "True" && one["reason"] == CALICO_IS_DOWN
         };
         if !node["status"]["conditions"].as_array().is_some_and(|all| all.iter().any(is_down)) {
+            continue;
+        }
+        if !has_agent(&name, &agents.pods, &reports) {
+            output::error_line(&format!(
+                "node {name}: Calico's agent has marked it as without network when it ended, and no agent of Tortie is ready there: no pod \
+                 is scheduled to it until one is, and tortie calico stop has run again"
+            ));
             continue;
         }
         let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
@@ -389,9 +408,17 @@ async fn announce_network(cluster: &Kubernetes) -> anyhow::Result<Vec<String>> {
         let path = format!("/api/v1/nodes/{name}/status");
         let change = json!({"status": {"conditions": [condition]}});
         cluster.strategic_path(&path, &change).await.with_context(|| path.clone())?;
-        changed.push(name);
+        output::line(&format!(
+            "node {name}: its network is available; Calico's agent had said otherwise when it ended"
+        ));
     }
-    Ok(changed)
+    Ok(())
+}
+
+/// Returns whether an agent of Tortie provides the node's network: by its ready pod, or by a report where agents run outside of pods.
+fn has_agent(node: &str, pods: &[Value], reports: &[Value]) -> bool {
+    let is_ready = |pod: &Value| pod["spec"]["nodeName"] == node && problem(pod).is_none();
+    pods.iter().any(is_ready) || reports.iter().any(|report| report["metadata"]["name"] == node)
 }
 
 /// The names of the pods that are there.
@@ -451,8 +478,8 @@ pub(crate) async fn refuse_while_stopped(cluster: &Kubernetes) -> anyhow::Result
     if records(cluster).await?.is_some() {
         bail!(
             "tortie calico stop has stopped Calico, and its record would be deleted: run tortie calico start first, and wait until \
-             calico-node is ready on each node, or tortie calico remove if Calico is not to come back. If Calico runs again already, delete the record: kubectl -n \
-             {NAMESPACE} delete configmap {RECORDS}. Nothing was changed"
+             calico-node is ready on each node, or tortie calico remove if Calico is not to come back. If Calico runs again already, \
+             delete the record: kubectl -n {NAMESPACE} delete configmap {RECORDS}. Nothing was changed"
         );
     }
     Ok(())
@@ -462,7 +489,7 @@ fn records_path() -> String {
     format!("/api/v1/namespaces/{NAMESPACE}/configmaps/{RECORDS}")
 }
 
-/// What `stop` has recorded.
+/// The record of `stop`.
 async fn records(cluster: &Kubernetes) -> anyhow::Result<Option<Map<String, Value>>> {
     let map = get(cluster, &records_path()).await?;
     Ok(map.map(|map| map["data"].as_object().cloned().unwrap_or_default()))
@@ -474,4 +501,27 @@ async fn save(cluster: &Kubernetes, records: &Map<String, Value>) -> anyhow::Res
     });
     cluster.apply_path(&records_path(), MANAGER, &map).await.context("recording what is changed")?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_has_network_only_by_a_ready_agent_or_a_report() {
+        let pod = |node: &str, ready: &str| {
+            let conditions = json!([{"type": "Ready", "status": ready}]);
+            json!({"metadata": {"name": "p"}, "spec": {"nodeName": node}, "status": {"phase": "Running", "conditions": conditions}})
+        };
+        let report = json!({"metadata": {"name": "w"}});
+        for (node, pods, reports, expected) in [
+            ("one", vec![pod("one", "True")], vec![], true),
+            ("one", vec![pod("one", "False")], vec![], false),
+            ("one", vec![pod("two", "True")], vec![report.clone()], false),
+            ("w", vec![], vec![report], true),
+            ("one", vec![], vec![], false),
+        ] {
+            assert_eq!(has_agent(node, &pods, &reports), expected, "{node} {pods:?} {reports:?}");
+        }
+    }
 }

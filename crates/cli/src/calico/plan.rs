@@ -142,7 +142,7 @@ pub(super) fn start(records: &serde_json::Map<String, Value>) -> Result<Vec<Undo
     Ok(undo)
 }
 
-/// Whether fields are those that `stop` changes.
+/// Returns whether fields are those that `stop` changes.
 fn is_of_stop(fields: &Value) -> bool {
     let replicas = fields["spec"]["replicas"].as_u64();
     replicas.is_some_and(|replicas| *fields == scaled(replicas)) || *fields == selected(Value::Null)
@@ -158,7 +158,7 @@ fn selected(value: Value) -> Value {
     json!({"spec": {"template": {"spec": {"nodeSelector": selector}}}})
 }
 
-/// What takes a change back.
+/// A change back.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Undo {
     Merge { path: String, fields: Value },

@@ -204,6 +204,8 @@ fn calico_stops_and_starts_as_it_was_and_its_policies_survive() {
         code == Some(1) && text.contains("node one: not all policy is known to be in force"),
         "{code:?} {text}"
     );
+    let (code, text) = run("calico stop --dry-run");
+    assert!(code == Some(1) && text.matches("would stop").count() == 5, "what is in the way, too: {text}");
     let (code, text) = run("calico start");
     assert!(code == Some(1) && text.contains("has changed nothing"), "{text}");
     report(&servers);
