@@ -300,7 +300,7 @@ impl Network {
         of(&format!("node.{node}")).or(&of("default"))
     }
 
-    /// Whether the node may use IPIP. Felix has no link for it otherwise.
+    /// Returns whether the node may use IPIP. Felix has no link for it otherwise.
     fn has_ipip(&self, node: &str) -> bool {
         self.felix(node).ipip_enabled != Some(false)
     }

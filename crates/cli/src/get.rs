@@ -139,7 +139,7 @@ async fn of_keys(store: &dyn Store, keys: &[Key]) -> anyhow::Result<Listed> {
     Ok((groups.into_iter().collect(), missing))
 }
 
-/// What is to be shown.
+/// The objects to show.
 enum Wanted {
     Targets(Vec<Target>),
     /// The objects of manifests.
@@ -147,7 +147,7 @@ enum Wanted {
 }
 
 impl Wanted {
-    /// Whether one object is requested by its name; the output is then no list.
+    /// Returns whether one object is requested by its name; the output is then no list.
     fn is_single(&self) -> bool {
         match self {
             Self::Targets(targets) => matches!(&targets[..], [target] if target.names.len() == 1),

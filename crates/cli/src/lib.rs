@@ -101,7 +101,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "tortie", version)]
 struct Arguments {
-    /// What is logged: error, warn, info, debug or trace. RUST_LOG says more
+    /// The level of the log: error, warn, info, debug or trace. RUST_LOG says more
     #[arg(short, long, value_name = "LEVEL", value_parser = log_level)]
     log_level: Option<&'static str>,
     /// An option of calicoctl; Tortie reads objects of all known versions
@@ -332,7 +332,7 @@ fn log_level(text: &str) -> Result<&'static str, String> {
     })
 }
 
-/// What is logged: by the command line, by `RUST_LOG`, or this.
+/// The filter of logs: that of the command line, of `RUST_LOG`, or this one.
 fn log_filter(default: &str) -> tracing_subscriber::EnvFilter {
     match LOG_LEVEL.get() {
         Some(level) => tracing_subscriber::EnvFilter::new(level),

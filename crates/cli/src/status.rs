@@ -132,7 +132,7 @@ fn without_policy(cluster: &Observed, now: i64) -> Vec<String> {
     without
 }
 
-/// Whether a condition says that policy is not enforced, or that pods get no network. Fields of FelixConfiguration that Calico's own programs write
+/// Returns whether a condition says that policy is not enforced, or that pods get no network. Fields of FelixConfiguration that Calico's own programs write
 /// have no effect here, and are none of them.
 fn leaves_out(reason: &str) -> bool {
     use Reason::{

@@ -8,7 +8,7 @@ use crate::filter::{FieldFilter, LabelFilter};
 use crate::manifests::other_name;
 use crate::output;
 
-/// How alike two words are that may be meant for each other, from 0 to 1.
+/// The similarity of words that may be meant for each other, from 0 to 1.
 const SIMILAR: f64 = 0.88;
 /// The word for the kinds that decide about packets.
 const ALL: &str = "all";

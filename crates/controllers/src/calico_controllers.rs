@@ -60,7 +60,7 @@ impl CalicoController {
         }
     }
 
-    /// Whether it works where the Kubernetes API is the datastore: nothing is copied there.
+    /// Returns whether it works where the Kubernetes API is the datastore: nothing is copied there.
     fn works_on_kubernetes(self) -> bool {
         matches!(self, Self::LoadBalancer | Self::Node)
     }
@@ -76,7 +76,7 @@ pub struct CalicoControllers {
 }
 
 impl CalicoControllers {
-    /// Whether Tortie leaves this work to them.
+    /// Returns whether Tortie leaves this work to them.
     pub(crate) fn run(running: Option<&Self>, controller: CalicoController) -> bool {
         running.is_some_and(|running| running.controllers.contains(&controller))
     }
@@ -118,7 +118,7 @@ fn readiness(deployment: Option<&Value>) -> Readiness {
     }
 }
 
-/// Whether the Deployment's datastore can be this one, of which `on_kubernetes` says whether it is the Kubernetes API. Without the variable it
+/// Returns whether the Deployment's datastore can be this one, of which `on_kubernetes` says whether it is the Kubernetes API. Without the variable it
 /// is etcd (`kube-controllers/pkg/config/config.go`).
 fn may_use(deployment: &Value, on_kubernetes: bool) -> bool {
     let containers = deployment.pointer("/spec/template/spec/containers").and_then(Value::as_array);
@@ -157,7 +157,7 @@ struct Observer {
     unready_since: Option<Instant>,
     /// Since when they have one.
     ready_since: Option<Instant>,
-    /// Whether they were given up, because they had none for too long.
+    /// True if they were given up, because they had none for too long.
     given_up: bool,
 }
 
@@ -243,7 +243,7 @@ struct Watcher<'a> {
     /// Has the Deployments.
     truth: &'a dyn Store,
     observer: Observer,
-    /// Whether the last look failed.
+    /// True if the last look failed.
     failed: bool,
 }
 

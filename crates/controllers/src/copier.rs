@@ -151,7 +151,7 @@ impl Copier {
         desired.zip(actual).is_some_and(|(desired, actual)| desired != actual)
     }
 
-    /// Whether Calico's kube-controllers write this object.
+    /// Returns whether Calico's kube-controllers write this object.
     fn is_calicos(&self, key: &Key) -> bool {
         let controller = copies::calico_controller(key);
         controller.is_some_and(|controller| CalicoControllers::run(self.calico.as_ref(), controller))

@@ -78,7 +78,7 @@ pub struct Config {
     pub namespace: String,
     /// How long a Node must be missing before what it leaves behind is removed.
     pub node_grace: Duration,
-    /// Whether Calico's kube-controllers may run: they then do what both would do.
+    /// True if Calico's kube-controllers may run: they then do what both would do.
     pub heeds_calico: bool,
 }
 

@@ -35,7 +35,7 @@ pub struct Nodes {
     truth: Arc<dyn Store>,
     grace: Duration,
     absence: Absence,
-    /// Whether Calico's kube-controllers remove the rest.
+    /// True if Calico's kube-controllers remove the rest.
     only_reports: bool,
 }
 

@@ -37,7 +37,7 @@ pub struct FelixConfigurationSpec {
     /// Whether pods may send IPIP packets. Otherwise they are dropped.
     #[serde(rename = "allowIPIPPacketsFromWorkloads")]
     pub allow_ipip_packets_from_workloads: Option<bool>,
-    /// Whether the node has IPIP, if an IPPool uses it. `None` means that it has.
+    /// True if the node has IPIP, if an IPPool uses it. `None` means that it has.
     pub ipip_enabled: Option<bool>,
     /// The MTU of the overlay and of new pods, on Linux; 0 and none mean that of the node's interface less VXLAN's 50 bytes.
     #[serde(rename = "vxlanMTU")]

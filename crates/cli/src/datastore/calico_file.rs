@@ -91,12 +91,12 @@ pub(super) fn kinds() -> BTreeSet<Kind> {
     RESOURCES.into_iter().chain(ipam).chain([Kind::ClusterInformation]).collect()
 }
 
-/// Whether such a file has an object.
+/// Returns whether such a file has an object.
 pub(super) fn has(key: &Key) -> bool {
     kinds().contains(&key.kind) && !is_copy(key)
 }
 
-/// Whether a text looks like such a file.
+/// Returns whether a text looks like such a file.
 pub(super) fn is_this(text: &str) -> bool {
     text.split(SEPARATOR).count() == 3
 }
@@ -190,7 +190,7 @@ pub(super) fn write(objects: &[Exported]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Whether controllers make the object of another one.
+/// Returns whether controllers make the object of another one.
 fn is_copy(key: &Key) -> bool {
     key.kind == Kind::NetworkPolicy && key.name.starts_with(COPIES)
 }

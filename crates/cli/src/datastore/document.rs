@@ -55,7 +55,7 @@ pub(super) enum ExportFormat {
 }
 
 impl ExportFormat {
-    /// Whether the format has an object.
+    /// Returns whether the format has an object.
     pub(super) fn has(self, key: &Key) -> bool {
         match self {
             Self::Tortie => true,
@@ -64,7 +64,7 @@ impl ExportFormat {
     }
 }
 
-/// What a file has.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Document {
     pub(super) objects: Vec<Exported>,

@@ -63,7 +63,7 @@ fn has_blocks(resources: &Value) -> bool {
     resources.is_some_and(|all| all.iter().any(|one| one["name"] == Kind::IpamBlock.plural()))
 }
 
-/// Whether another API server is to serve the second group, and cannot be reached. The API server itself serves definitions, and always knows them.
+/// Returns whether another API server is to serve the second group, and cannot be reached. The API server itself serves definitions, and always knows them.
 fn is_unreachable(discovery: &Value) -> bool {
     let (name, version) = CalicoGroup::Native.api_version().split_once('/').unwrap_or_default();
     let groups = discovery["items"].as_array().into_iter().flatten();
@@ -107,13 +107,13 @@ impl Kubernetes {
         Ok(found)
     }
 
-    /// Whether the second group is served from CustomResourceDefinitions.
+    /// Returns whether the second group is served from CustomResourceDefinitions.
     async fn has_native_definitions(&self) -> Result<bool, StoreError> {
         let path = format!("/apis/{}", CalicoGroup::Native);
         Ok(has_blocks(&self.read(&path).await?))
     }
 
-    /// The same beside the definitions of the first group. The API server of Calico may not run any more, or its pods may have no network yet, which
+    /// Answers the same question beside the definitions of the first group. The API server of Calico may not run any more, or its pods may have no network yet, which
     /// must not stop the nodes.
     async fn has_both_definitions(&self) -> Result<bool, StoreError> {
         match self.has_native_definitions().await {
