@@ -40,6 +40,7 @@ pub fn judged(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
         destination_port: flow.destination_port,
         icmp: flow.icmp,
         via: None,
+        by_node: None,
     };
     oracle.evaluate(&question).expect("a flow between addresses can be judged")
 }

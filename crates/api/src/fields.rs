@@ -134,6 +134,16 @@ pub(crate) fn protocol_in_any_case<'de, D: Deserializer<'de>>(
     deserializer.deserialize_any(ProtocolVisitor { any_case: true })
 }
 
+/// Parses a protocol as [`protocol_in_any_case`] does, if there is one.
+pub(crate) fn optional_protocol_in_any_case<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<ProtocolName>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(transparent)]
+    struct AnyCase(#[serde(deserialize_with = "protocol_in_any_case")] ProtocolName);
+    Ok(Option::<AnyCase>::deserialize(deserializer)?.map(|AnyCase(protocol)| protocol))
+}
+
 struct ProtocolVisitor {
     any_case: bool,
 }

@@ -142,7 +142,7 @@ const DESCRIPTIONS: [Description; 43] = [
         "networking.k8s.io/v1",
         "NetworkPolicy",
         "kubernetesnetworkpolicies",
-        &["knp", "kubernetesnetworkpolicy", "networkpolicies.networking.k8s.io"],
+        &["knp", "netpol", "netpols", "kubernetesnetworkpolicy", "networkpolicies.networking.k8s.io"],
         true,
     ),
     describe(

@@ -17,6 +17,7 @@ pub mod net;
 mod position;
 pub mod report;
 mod resource;
+pub mod spelling;
 pub mod staged;
 mod strict;
 pub mod support;

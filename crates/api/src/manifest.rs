@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
-use crate::{FieldError, Key, Resource, defaults, strict};
+use crate::{FieldError, Key, Resource, defaults, spelling, strict};
 
 mod converted;
 mod endpoints;
@@ -21,7 +21,7 @@ pub use converted::{ConvertedFile, PolicyForm, convert};
 pub use endpoints::Skipped;
 pub use exported::{LAST_APPLIED, take_metadata_of_the_cluster};
 use meaning::Meaning;
-pub use offline::{Offline, Settled};
+pub use offline::{Offline, Settled, first_pod, second_pod};
 
 /// The bytes of the longest description of an object: its kind, its namespace (63) and its name (253), with some room.
 const LONGEST_DESCRIPTION: usize = 400;
@@ -160,12 +160,15 @@ fn documents(file: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<Documen
         Ok(read) => read,
         Err(error) => {
             let origin = Origin { file: file.to_owned(), line: error.line };
-            problems.push(Problem {
-                origin,
-                object: String::new(),
-                field: error.path,
-                problem: error.problem,
-            });
+            // Its braces are flow mappings to YAML, or nothing.
+            let hint = match text.contains("{{") {
+                true => {
+                    "; if this is a template of Helm or Go, render it first, for instance by helm template, and give the output as -f -"
+                }
+                false => "",
+            };
+            let problem = error.problem + hint;
+            problems.push(Problem { origin, object: String::new(), field: error.path, problem });
             return Vec::new();
         }
     };
@@ -216,6 +219,9 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
     let key = key(&mut document.value)
         .map_err(|error| vec![problem(file, &document, &describe(&document.value), error)])?;
     let mut errors = strict::check(&key, &document.value);
+    if !document.is_of_definitions {
+        errors.extend(spelling::check(key.kind, &document.value));
+    }
     let resource = match Resource::read(&key, &document.value) {
         Ok(resource) => Some(resource),
         Err(more) => {

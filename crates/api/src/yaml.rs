@@ -19,10 +19,12 @@ const MAX_PATHS: usize = 64 << 10;
 const MERGE: &str = "<<";
 
 /// One document of a stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Document {
     pub(crate) value: Value,
     pub(crate) lines: Lines,
+    /// The object was written for Calico's definitions of the group `crd.projectcalico.org/v1`.
+    pub(crate) is_of_definitions: bool,
 }
 
 /// The lines of a document's fields.
@@ -111,7 +113,11 @@ pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
                 let value = reader.node(event, span, 0)?;
                 if !value.is_null() {
                     let fields = std::mem::take(&mut reader.lines);
-                    documents.push(Document { value, lines: Lines { first, fields } });
+                    documents.push(Document {
+                        value,
+                        lines: Lines { first, fields },
+                        is_of_definitions: false,
+                    });
                 }
             }
             Event::Nothing | Event::StreamStart | Event::DocumentEnd => {}
@@ -199,10 +205,7 @@ impl<'a> Reader<'a> {
             let (event, span) = self.next()?;
             let (name, merges) = match event {
                 Event::MappingEnd => break,
-                Event::Scalar(name, style, ..) => {
-                    let merges = name == MERGE && style == ScalarStyle::Plain;
-                    (name.into_owned(), merges)
-                }
+                Event::Scalar(..) | Event::Alias(_) => self.field_name(event, span, depth)?,
                 _ => return Err(self.error(span, "a field's name must be plain text")),
             };
             self.enter(&name);
@@ -222,6 +225,19 @@ impl<'a> Reader<'a> {
             self.merge(&mut fields, value, span)?;
         }
         Ok(fields)
+    }
+
+    /// Reads the name of a field, and returns whether it is the merge key.
+    fn field_name(
+        &mut self,
+        event: Event<'a>,
+        span: Span,
+        depth: usize,
+    ) -> Result<(String, bool), YamlError> {
+        let merges = matches!(&event, Event::Scalar(name, ScalarStyle::Plain, ..) if name == MERGE);
+        let name = field_name(self.node(event, span, depth)?);
+        let name = name.ok_or_else(|| self.error(span, "a field's name must be text; put it in quotes"))?;
+        Ok((name, merges))
     }
 
     /// Merges the fields of other mappings (the merge key of YAML 1.1). The mapping's own fields take precedence,
@@ -289,26 +305,77 @@ fn size(value: &Value) -> usize {
     }
 }
 
-/// The core schema of YAML 1.2 (section 10.3.2), which JSON needs; `yes` and `no` are text.
+/// The value of plain text, by the rules of YAML 1.1 as kubectl and calicoctl apply them (`go.yaml.in/yaml/v2`, `resolve.go`): `yes` and
+/// `on` are true, and `0100` is 64. Whatever else it looks like, text that is neither is text.
 fn plain_scalar(text: Cow<'_, str>) -> Value {
     match text.as_ref() {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
-        "true" | "True" | "TRUE" => return Value::Bool(true),
-        "false" | "False" | "FALSE" => return Value::Bool(false),
+        "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" | "true" | "True" | "TRUE" => {
+            return Value::Bool(true);
+        }
+        "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" | "false" | "False" | "FALSE" => {
+            return Value::Bool(false);
+        }
         _ => {}
     }
-    let digits = text.strip_prefix(['-', '+']).unwrap_or(&text);
-    if digits.starts_with(|first: char| first.is_ascii_digit() || first == '.') {
-        if let Ok(number) = text.parse::<u64>() {
-            return Value::Number(number.into());
-        }
-        if let Ok(number) = text.parse::<i64>() {
-            return Value::Number(number.into());
-        }
-        let float = text.parse::<f64>().ok().and_then(Number::from_f64);
-        if let Some(number) = float {
-            return Value::Number(number);
-        }
+    number(&text).map_or_else(|| Value::String(text.into_owned()), Value::Number)
+}
+
+/// Decimal, hexadecimal (`0x`), octal (`0` or `0o`) and binary (`0b`) integers, and decimal fractions. Underscores do not count.
+fn number(text: &str) -> Option<Number> {
+    if !text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first)) {
+        return None;
     }
-    Value::String(text.into_owned())
+    // A fraction without a digit before its point keeps underscores, and is text then.
+    let plain = if text.starts_with('.') { text.to_owned() } else { text.replace('_', "") };
+    let (is_negative, digits) = match plain.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, plain.strip_prefix('+').unwrap_or(&plain)),
+    };
+    integer(digits).and_then(|number| signed(number, is_negative)).or_else(|| fraction(&plain, digits))
+}
+
+fn integer(digits: &str) -> Option<u64> {
+    let with_prefix = |radix, prefixes: [&str; 2]| {
+        prefixes.iter().find_map(|prefix| Some((radix, digits.strip_prefix(prefix)?)))
+    };
+    let (radix, digits) = with_prefix(16, ["0x", "0X"])
+        .or_else(|| with_prefix(8, ["0o", "0O"]))
+        .or_else(|| with_prefix(2, ["0b", "0B"]))
+        .or_else(|| Some((8, digits.strip_prefix('0').filter(|rest| !rest.is_empty())?)))
+        .unwrap_or((10, digits));
+    // The standard library accepts another sign here.
+    let is_digit = |digit: char| digit.is_digit(radix);
+    digits.chars().all(is_digit).then(|| u64::from_str_radix(digits, radix).ok())?
+}
+
+fn signed(number: u64, is_negative: bool) -> Option<Number> {
+    if !is_negative {
+        return Some(number.into());
+    }
+    0i64.checked_sub_unsigned(number).map(Number::from)
+}
+
+/// A decimal fraction. One without a part behind its point is an integer in JSON, as Go writes it.
+fn fraction(plain: &str, digits: &str) -> Option<Number> {
+    let has_digits_only = digits.bytes().all(|byte| byte.is_ascii_digit() || b".eE+-".contains(&byte));
+    let begins = digits.strip_prefix('.').unwrap_or(digits).starts_with(|first: char| first.is_ascii_digit());
+    if !has_digits_only || !begins {
+        return None;
+    }
+    let number: f64 = plain.parse().ok()?;
+    let is_whole = number.fract() == 0.0 && number.abs() < 9e15;
+    // A whole number below nine quadrillions is exact in both types.
+    let whole = is_whole.then(|| Number::from(number as i64));
+    whole.or_else(|| Number::from_f64(number))
+}
+
+/// The name of a field. Plain text that is a number or a truth value counts as its text in JSON, as in Go.
+fn field_name(value: Value) -> Option<String> {
+    match value {
+        Value::String(name) => Some(name),
+        Value::Bool(value) => Some(value.to_string()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    }
 }

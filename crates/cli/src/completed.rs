@@ -1,5 +1,5 @@
-//! Completes manifests to the objects of a cluster: namespaces and service accounts exist, nodes and pods have
-//! addresses, Services have backends. Additions are noted.
+//! Completes manifests to the objects of a cluster: namespaces and service accounts exist, nodes, pods and Services have
+//! addresses, Services have backends. Additions are noted, except for the addresses of Services.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::kubernetes::{Node, Pod, implied_slices, is_implied};
+use tortie_api::manifest::first_pod;
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Snapshot, Stored};
 
@@ -27,6 +28,7 @@ pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
     add_addresses(snapshot, &mut notes);
     of_hosts(snapshot);
     imply_slices(snapshot);
+    add_service_addresses(snapshot);
     notes
 }
 
@@ -42,6 +44,39 @@ fn two_names(snapshot: &Snapshot, notes: &mut Vec<String>) {
             ));
         }
     }
+}
+
+/// Gives Services the addresses that the API server would assign, from 248.0.0.0/5, which nobody uses. Without one, a Service is
+/// headless, and nodes translate none of its addresses.
+fn add_service_addresses(snapshot: &mut Snapshot) {
+    let lacks = |spec: &Value| {
+        let is_empty = |field: &str| match &spec[field] {
+            Value::Null => true,
+            Value::String(text) => text.is_empty(),
+            Value::Array(all) => all.is_empty(),
+            _ => false,
+        };
+        is_empty("clusterIP") && is_empty("clusterIPs") && spec["type"] != "ExternalName"
+    };
+    let services = snapshot.iter().filter(|(key, stored)| {
+        key.kind == Kind::Service && stored.resource.is_ok() && lacks(&stored.value["spec"])
+    });
+    let services: Vec<Key> = services.map(|(key, _)| key.clone()).collect();
+    for (key, number) in services.iter().zip(1u32..) {
+        let address = Ipv4Addr::from(FIRST_OF_SERVICES + number);
+        change(snapshot, key, |value| {
+            let spec = mapping(value, "spec");
+            spec.map(|spec| spec.insert("clusterIP".to_owned(), json!(address)));
+        });
+    }
+}
+
+/// The network of the addresses that [`complete`] gives to Services: 248.0.0.0/5.
+const FIRST_OF_SERVICES: u32 = 0xf800_0000;
+
+/// Returns whether [`complete`] has chosen this address for a Service.
+pub(crate) fn is_made_for_service(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V4(address) if u32::from(address) >= FIRST_OF_SERVICES)
 }
 
 /// Recreates the slices that Kubernetes would create from Services and pods.
@@ -150,12 +185,15 @@ fn add_addresses(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     let without: Vec<(Key, Vec<IpAddr>)> = snapshot.iter().filter_map(noted).collect();
     let without: Vec<(Key, Vec<IpAddr>)> =
         without.into_iter().filter(|(key, addresses)| !(addresses.is_empty() && host(key))).collect();
+    // So that the second pods of workloads change no address of others.
+    let (others, seconds): (Vec<_>, Vec<_>) =
+        without.into_iter().partition(|(key, _)| key.kind != Kind::Pod || first_pod(&key.name).is_none());
     let (mut last, mut made) = (0u32, 0);
-    for (key, mut addresses) in without {
+    for (key, mut addresses) in others.into_iter().chain(seconds) {
         let has_v4 = addresses.iter().any(IpAddr::is_ipv4);
         if addresses.is_empty() || (key.kind == Kind::Node && !has_v4) {
             last += 1;
-            made += 1;
+            made += usize::from(first_pod(&key.name).is_none());
             addresses.insert(0, IpAddr::V4(Ipv4Addr::from(0xf000_0000 + last)));
         }
         change(snapshot, &key, |value| match key.kind {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use tortie_api::manifest::first_pod;
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{EndpointId, NodeState};
@@ -102,7 +103,9 @@ struct RuleTotal {
 impl CostOf {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let Some(mut read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        // Manifests do not say which node has how many pods of a workload: each counts once.
+        read.snapshot = read.snapshot.only(|key, _| key.kind != Kind::Pod || first_pod(&key.name).is_none());
         let snapshot = &read.snapshot;
         let subject = subject(snapshot, self.of.as_deref())?;
         let found = found(snapshot, &Cluster::of(snapshot), subject)?;

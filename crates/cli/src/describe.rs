@@ -4,9 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use serde_json::Value;
+use tortie_api::manifest::first_pod;
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, to_yaml};
-use tortie_oracle::{Oracle, SeenHost, SeenPod, Snapshot, Table};
+use tortie_oracle::{Oracle, SeenHost, SeenPod, Snapshot, Stored, Table};
 
 use crate::get::age;
 use crate::output;
@@ -20,8 +21,8 @@ const TABLES: [Table; 4] = [Table::Untracked, Table::PreDnat, Table::Normal, Tab
 
 #[derive(clap::Args)]
 pub(crate) struct Describe {
-    /// Kinds and names: pod NAME; pod/NAME networkpolicy/NAME; all objects of a kind without names
-    #[arg(required = true, value_name = "KIND | KIND/NAME")]
+    /// Kinds and names: pod NAME; pod/NAME networkpolicy/NAME; all objects of a kind without names, all objects of -f without kinds
+    #[arg(required_unless_present_any = ["files", "kustomize"], value_name = "KIND | KIND/NAME")]
     objects: Vec<String>,
     /// Only this namespace; all namespaces if none is given
     #[arg(short, long)]
@@ -33,7 +34,10 @@ pub(crate) struct Describe {
 impl Describe {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let targets = targets::parse(&self.objects)?;
+        let targets = match self.objects.is_empty() {
+            true => Vec::new(),
+            false => targets::parse(&self.objects)?,
+        };
         if let Some(target) = targets.iter().find(|target| !snapshot::matters(target.kind)) {
             let plural = target.kind.plural();
             bail!(
@@ -43,6 +47,22 @@ impl Describe {
         let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
         let page = Scene::new(&read.snapshot);
         let (mut found, mut missing) = (0, Vec::new());
+        // Without kinds, those that the files give: not what they imply.
+        if targets.is_empty() {
+            let is_given = |key: &Key, stored: &Stored| {
+                let elsewhere = self.namespace.as_ref().filter(|_| key.kind.namespaced());
+                stored.written.is_some()
+                    && first_pod(&key.name).is_none()
+                    && elsewhere.is_none_or(|namespace| *namespace == key.namespace)
+            };
+            for (key, _) in read.snapshot.iter().filter(|(key, stored)| is_given(key, stored)) {
+                if found > 0 {
+                    output::line("");
+                }
+                page.print(key);
+                found += 1;
+            }
+        }
         for target in &targets {
             let is_wanted = |key: &Key| {
                 let elsewhere = self.namespace.as_ref().filter(|_| target.kind.namespaced());

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use anstyle::{AnsiColor, Style};
 use anyhow::bail;
 use serde_json::json;
-use tortie_api::Kind;
+use tortie_api::manifest::second_pod;
 use tortie_api::net::{Action, Direction, IpVersion, Protocol};
 use tortie_api::report::{ObjectRef, ReportedCondition};
+use tortie_api::{Key, Kind};
 use tortie_oracle::enforced::not_enforced;
 use tortie_oracle::{
     Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, QuestionError, Snapshot, Table, TierOutcome,
@@ -19,7 +20,7 @@ use tortie_reach::{CLIENT_PORT, Ports, Sample};
 
 use crate::output::{self, Format};
 use crate::port::PortSpec;
-use crate::service::{self, Translated};
+use crate::service::{Services, Translated, Translation};
 use crate::snapshot::{self, Source};
 
 #[derive(clap::Args)]
@@ -36,6 +37,9 @@ pub(crate) struct Explain {
     /// Ask about the backends of this Service instead: NAMESPACE/NAME; the port is the Service's
     #[arg(long, value_name = "SERVICE", conflicts_with = "to")]
     service: Option<String>,
+    /// The namespace of pods and of a Service that are given by their name alone
+    #[arg(short, long, default_value = "default")]
+    namespace: String,
     /// The source port, if rules depend on it
     #[arg(long, default_value_t = 40_000)]
     source_port: u16,
@@ -51,28 +55,46 @@ impl Explain {
         crate::log("warn");
         let Some(mut read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
         let port = PortSpec::read(&self.port)?;
-        let to = self.to.as_ref().map(|to| snapshot::peer(&read.snapshot, to)).transpose()?;
-        let node_port = to.as_ref().and_then(|to| service::node_port_note(&read.snapshot, to, port));
-        node_port.into_iter().for_each(|note| read.note(note));
-        let snapshot = &read.snapshot;
-        let from = snapshot::peer(snapshot, &self.from)?;
+        let to =
+            self.to.as_ref().map(|to| snapshot::peer(&read.snapshot, to, &self.namespace)).transpose()?;
+        let from = snapshot::peer(&read.snapshot, &self.from, &self.namespace)?;
+        let sibling = to.as_ref().filter(|to| **to == from).and_then(|to| sibling(&read.snapshot, to));
+        if let Some(sibling) = &sibling {
+            read.note(format!(
+                "{from} stands for a workload that may have several pods: this answer is about another one, {sibling}; \
+                 what a pod sends to its own address never leaves it"
+            ));
+        }
+        let to = sibling.or(to);
+        let services = Services::of(&read.snapshot);
         let translated = match (&to, &self.service) {
-            (Some(Peer::Address(address)), _) => service::at(snapshot, *address, port)?,
-            (None, Some(service)) => Some(service::named(snapshot, service, port)?),
-            _ => None,
+            (Some(to), _) => match services.translate(&from, to, port) {
+                Translation::No => None,
+                Translation::To(translated) => Some(translated),
+                Translation::Dropped(reason) => bail!(reason),
+            },
+            (None, Some(service)) => Some(services.named(service, &self.namespace, port)?),
+            (None, None) => None,
         };
+        let untranslated = to.as_ref().filter(|_| translated.is_none());
+        let note = untranslated.and_then(|to| services.node_port_note(to, port));
+        note.into_iter().for_each(|note| read.note(note));
+        let snapshot = &read.snapshot;
         let questions = match (&translated, to) {
             (Some(translated), _) => questions(&from, translated, port, self.source_port),
             (None, Some(to)) => vec![question(from, to, port, self.source_port)],
             (None, None) => bail!("say to whom"),
         };
-        if let (Some(Translated { service, address: Some(address), backends }), Format::Text) =
-            (&translated, self.output)
+        if let (Some(translated), Format::Text) = (&translated, self.output)
+            && let Some(address) = translated.given_address()
         {
+            let Translated { service, backends, by_node, .. } = translated;
             let count = output::count(backends.len() as u64, "backend");
-            output::line(&format!(
-                "{address} is an address of {service}: packets to it go to one of {count}\n"
-            ));
+            let what = match by_node {
+                Some(node) => format!("port {} of node {node} is a port of {service}", self.port),
+                None => format!("{address} is an address of {service}"),
+            };
+            output::line(&format!("{what}: packets to it go to one of {count}\n"));
         }
         let oracle = Oracle::new(snapshot);
         let reports = snapshot::reports(snapshot);
@@ -117,9 +139,10 @@ impl Explain {
                 Ok(documents) => json!({"backends": documents}),
                 Err(documents) => json!({"backends": documents}),
             };
-            if let Some(Translated { service, address, .. }) = &translated {
-                document["service"] = json!(service.to_string());
-                document["address"] = json!(address);
+            if let Some(translated) = &translated {
+                let field = if translated.service.kind == Kind::Pod { "pod" } else { "service" };
+                document[field] = json!(translated.service.to_string());
+                document["address"] = json!(translated.given_address());
             }
             read.add_to(&mut document);
             output::line(&serde_json::to_string_pretty(&document)?);
@@ -127,6 +150,14 @@ impl Explain {
         // Like grep: 0 if it passes, 1 if it does not, 2 if there is no answer.
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
+}
+
+/// The second pod of the workload for which this pod stands in manifests, if it may have two.
+fn sibling(snapshot: &Snapshot, pod: &Peer) -> Option<Peer> {
+    let Peer::Pod { namespace, name } = pod else { return None };
+    let key = Key::namespaced(Kind::Pod, namespace, second_pod(name));
+    snapshot.get(&key)?;
+    Some(Peer::Pod { namespace: key.namespace, name: key.name })
 }
 
 /// The answer about a packet of the family that its protocol belongs to.
@@ -148,13 +179,14 @@ fn evaluate(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Answer> 
 pub(crate) fn question(from: Peer, to: Peer, packet: PortSpec, source_port: u16) -> Question {
     let PortSpec { protocol, port, icmp } = packet;
     let source_port = if protocol.has_ports() { source_port } else { 0 };
-    Question { from, to, protocol, source_port, destination_port: port, via: None, icmp }
+    Question { from, to, protocol, source_port, destination_port: port, via: None, by_node: None, icmp }
 }
 
 /// The questions about a packet to a Service: one for each of its backends.
 pub(crate) fn questions(from: &Peer, to: &Translated, packet: PortSpec, source_port: u16) -> Vec<Question> {
     let question = |(backend, port): &(Peer, PortSpec)| Question {
         via: to.address.map(|address| (address, packet.port)),
+        by_node: to.by_node.clone(),
         ..question(from.clone(), backend.clone(), *port, source_port)
     };
     to.backends.iter().map(question).collect()
@@ -178,7 +210,7 @@ fn verdict(verdict: Verdict) -> String {
 /// Prints the question, the answer, and the trace.
 fn show(question: &Question, answer: &Answer) {
     let named = |peer: &Peer, address: IpAddr| match peer {
-        Peer::Address(_) => address.to_string(),
+        Peer::Address(own) => own.to_string(),
         peer => format!("{peer} ({address})"),
     };
     let (from, to) = (named(&question.from, answer.source), named(&question.to, answer.destination));

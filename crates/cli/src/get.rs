@@ -16,6 +16,7 @@ use tortie_store::{Store, Stored};
 use crate::filenames::Filenames;
 use crate::filter::{FieldFilter, LabelFilter};
 use crate::manifests::{NOT_UNDERSTOOD, read_all, stored_otherwise};
+use crate::output;
 use crate::store::StoreArguments;
 use crate::targets::{self, Target};
 pub(crate) use columns::age;
@@ -93,6 +94,9 @@ impl Get {
             if !is_empty || missing.is_empty() {
                 printer.print(groups, wanted.is_single())?;
             }
+            if is_empty && missing.is_empty() {
+                self.tell_of_nothing(&*store, &wanted.kinds()).await?;
+            }
             missing.iter().for_each(|(kind, object)| targets::report_missing(*kind, object));
             Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         })
@@ -106,6 +110,24 @@ impl Get {
             missing.extend(absent.into_iter().map(|name| (target.kind, format!("{} {name}", target.kind))));
         }
         Ok((groups, missing))
+    }
+
+    /// Says on standard error that a namespace has no such objects, or does not exist.
+    async fn tell_of_nothing(&self, store: &dyn Store, kinds: &[Kind]) -> anyhow::Result<()> {
+        let Some(namespace) = self.namespace().filter(|_| kinds.iter().any(|kind| kind.namespaced())) else {
+            return Ok(());
+        };
+        let exists = store.get(&Key::global(Kind::Namespace, namespace)).await?.is_some();
+        let kinds: Vec<&str> = kinds.iter().map(|kind| kind.plural()).collect();
+        if exists && (self.selector.is_some() || self.field_selector.is_some()) {
+            output::error_line(&format!("no such {} in namespace {namespace}", kinds.join(", ")));
+            return Ok(());
+        }
+        output::error_line(&match exists {
+            true => format!("no {} in namespace {namespace}", kinds.join(", ")),
+            false => format!("no {} in namespace {namespace}, which does not exist", kinds.join(", ")),
+        });
+        Ok(())
     }
 
     fn namespace(&self) -> Option<&str> {

@@ -120,7 +120,7 @@ fn add_classes(page: &mut String, classes: &Classes) {
     let count = classes.all().len();
     let _ = writeln!(page, "<details>\n<summary>The {count} classes, and who is in them</summary>\n<ul>");
     for class in classes.all() {
-        let members: Vec<String> = class.members.iter().take(MAX_MEMBERS).map(ToString::to_string).collect();
+        let members: Vec<String> = class.shown().take(MAX_MEMBERS).map(ToString::to_string).collect();
         let more = class.count().saturating_sub(MAX_MEMBERS);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let members = escaped(&members.join(", "));

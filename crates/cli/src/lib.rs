@@ -44,6 +44,7 @@ mod lab;
 mod lint;
 #[cfg(any(windows, test))]
 mod log_file;
+mod log_filter;
 mod log_limit;
 mod manifests;
 mod matrix;
@@ -102,7 +103,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(name = "tortie", version)]
 struct Arguments {
     /// The level of the log: error, warn, info, debug or trace. RUST_LOG says more
-    #[arg(short, long, value_name = "LEVEL", value_parser = log_level)]
+    #[arg(short, long, value_name = "LEVEL", value_parser = log_filter::log_level)]
     log_level: Option<&'static str>,
     /// An option of calicoctl; Tortie reads objects of all known versions
     #[arg(long, hide = true)]
@@ -139,7 +140,7 @@ enum Command {
     Diff(diff::Diff),
     /// Check manifests without a cluster
     Validate(validate::Validate),
-    /// Convert policies: from Calico's API v1 to v3, between Kubernetes' form and Calico's
+    /// Convert policies between Kubernetes' form and Calico's (v3; Calico's API v1 is refused)
     Convert(convert::Convert),
     /// Show what the cluster consists of, or write it into an archive for bug reports
     #[cfg(unix)]
@@ -232,7 +233,7 @@ pub fn run(lab: Option<&'static dyn Lab>) -> ExitCode {
     };
     if let Some(level) = arguments.log_level {
         // Only the first call has an effect, and this is the only one.
-        let _ = LOG_LEVEL.set(level);
+        log_filter::set_level(level);
     }
     let result = match arguments.command {
         Command::Lab(command) => command.run(),
@@ -317,34 +318,10 @@ fn with_causes(error: &anyhow::Error) -> String {
     })
 }
 
-/// The level of the command line.
-static LOG_LEVEL: std::sync::OnceLock<&str> = std::sync::OnceLock::new();
-
-/// Reads a level. calicoctl has some words besides.
-fn log_level(text: &str) -> Result<&'static str, String> {
-    Ok(match text.to_ascii_lowercase().as_str() {
-        "panic" | "fatal" | "error" => "error",
-        "warn" | "warning" => "warn",
-        "info" => "info",
-        "debug" => "debug",
-        "trace" => "trace",
-        _ => return Err("it is none of error, warn, info, debug and trace".to_owned()),
-    })
-}
-
-/// The filter of logs: that of the command line, of `RUST_LOG`, or this one.
-fn log_filter(default: &str) -> tracing_subscriber::EnvFilter {
-    match LOG_LEVEL.get() {
-        Some(level) => tracing_subscriber::EnvFilter::new(level),
-        None => tracing_subscriber::EnvFilter::try_from_default_env()
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default)),
-    }
-}
-
 /// Logs go to standard error. `--log-level` or `RUST_LOG` sets the level; by default, a command logs warnings, and a daemon also logs
 /// events.
 pub fn log(default: &str) {
-    let filter = log_filter(default);
+    let (_, filter) = log_filter::of_process(default);
     // Log files have no colours.
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Limited::new(std::io::stderr));
@@ -359,19 +336,20 @@ fn changeable_log(default: &str) -> tortie_agent::LogLevel {
 
 /// The same, to another place.
 fn changeable_log_to(default: &str, place: BoxMakeWriter, coloured: bool) -> tortie_agent::LogLevel {
-    let filter = log_filter(default);
+    let (text, filter) = log_filter::of_process(default);
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Limited::new(place));
     let log = log.with_target(false).with_ansi(coloured).with_filter_reloading();
     let handle = log.reload_handle();
     log.init();
+    let current = std::sync::Mutex::new(text);
     std::sync::Arc::new(move |new| {
+        let mut current = current.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(new) = new {
-            let filter = new.parse::<tracing_subscriber::EnvFilter>();
-            let filter = filter.map_err(|error| format!("the log level {new:?} is invalid: {error}"))?;
-            handle.reload(filter).map_err(|error| error.to_string())?;
+            handle.reload(log_filter::parse(new)?).map_err(|error| error.to_string())?;
+            new.clone_into(&mut current);
             tracing::info!(level = new, "an operator has changed the log level");
         }
-        handle.with_current(ToString::to_string).map_err(|error| error.to_string())
+        Ok(current.clone())
     })
 }
 

@@ -7,7 +7,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tortie_api::{Key, Resource};
-use tortie_oracle::{Snapshot, Stored};
+use tortie_oracle::{Oracle, SeenHost, Snapshot, Stored};
 use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Why};
 
 use crate::port::PortSpec;
@@ -19,6 +19,8 @@ use crate::{decided, explain, html, output, vxlan_ports};
 const WIDEST: usize = 110;
 /// With more senders or receivers, only namespaces are printed.
 const MAX_GROUPS: usize = 60;
+/// A table of more cells takes gigabytes, and nobody can read it.
+const MAX_CELLS: usize = 10_000_000;
 /// Longer cells get names.
 const MAX_CELL_LENGTH: usize = 24;
 /// With more pods that use their node's network, only their number is printed.
@@ -94,6 +96,14 @@ impl Matrix {
             Table { title, matrix }
         };
         let Some(namespace) = &self.namespace else {
+            let cells = all.len().saturating_mul(all.len());
+            if cells > MAX_CELLS {
+                bail!(
+                    "policies distinguish {} groups of pods, nodes and networks, which is too much for one table; \
+                     ask about one namespace: -n NAMESPACE",
+                    all.len()
+                );
+            }
             return Ok(vec![of("who reaches whom".to_owned(), &all, &all)]);
         };
         let inside = |index: &usize| classes.all().get(*index).is_some_and(|class| class.is_in(namespace));
@@ -106,6 +116,17 @@ impl Matrix {
             of(format!("into namespace {namespace}"), &all, &inside),
         ])
     }
+}
+
+/// The host endpoints whose addresses are not those by which a node is known.
+fn hosts_elsewhere(snapshot: &Snapshot) -> Vec<String> {
+    let oracle = Oracle::new(snapshot);
+    let is_known = |host: &SeenHost<'_>| {
+        let mut nodes = oracle.nodes().filter(|node| node.name == host.node());
+        nodes.any(|node| node.all().any(|address| host.addresses().contains(&address)))
+    };
+    let named = oracle.hosts().filter(|host| !host.addresses().is_empty() && !is_known(host));
+    named.map(|host| host.subject().name().to_owned()).collect()
 }
 
 /// Notes about the tables.
@@ -126,6 +147,10 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
         }
         true => "-: there are no such flows (a pod to itself), or no policy is concerned.".to_owned(),
     });
+    if !classes.all().iter().any(|class| class.kind == tortie_reach::ClassKind::Pods) {
+        let policies = snapshot.iter().filter(|(key, _)| key.kind.is_policy()).count();
+        notes.push(format!("There are no pods, so no policy for pods shows. Policies read: {policies}."));
+    }
     if classes.all().iter().any(|class| class.kind == tortie_reach::ClassKind::Nodes) {
         notes.push(
             "A node always reaches its own pods; entries of nodes are about pods of other nodes.".to_owned(),
@@ -134,6 +159,13 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
     if clients.len() < classes.ports().len() {
         notes.push(format!(
             "Some rules match source ports: packets are assumed to come from port {CLIENT_PORT}."
+        ));
+    }
+    let elsewhere = hosts_elsewhere(snapshot);
+    if !elsewhere.is_empty() {
+        notes.push(format!(
+            "Host endpoints of other addresses of their nodes are left out; tortie explain knows these addresses: {}.",
+            elsewhere.join(", ")
         ));
     }
     if classes.with_hosts() {
@@ -353,7 +385,7 @@ fn json_document(
         }));
     }
     let class = |class: &tortie_reach::Class| {
-        let members: Vec<String> = class.members.iter().map(ToString::to_string).collect();
+        let members: Vec<String> = class.shown().map(ToString::to_string).collect();
         json!({"name": class.name, "kind": class.kind, "count": class.count(), "members": members})
     };
     let mut document = json!({

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use json_patch::Patch as JsonPatch;
 use serde_json::{Value, json};
 use tortie_api::manifest::{self, Object};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, spelling};
 use tortie_store::{Store, StoreError, Stored};
 
 use crate::apply::{CALICO, without_tier};
@@ -363,7 +363,12 @@ async fn check(store: &dyn Store, key: &Key, old: &Value, value: &Value) -> anyh
             problems.into_iter().map(|problem| format!("{}: {}", problem.field, problem.problem)).collect();
         anyhow::anyhow!("{}; nothing was changed", texts.join("; "))
     };
-    let objects: Vec<Object> = manifest::read("the new object", &value.to_string()).map_err(problems)?;
+    // Words that kubectl has stored in another case stay as they are.
+    let mut judged = value.clone();
+    if !spelling::check(key.kind, old).is_empty() {
+        spelling::correct(key.kind, &mut judged);
+    }
+    let objects: Vec<Object> = manifest::read("the new object", &judged.to_string()).map_err(problems)?;
     match &objects[..] {
         // The name of a policy may be another one than that of its key, if Calico has stored it.
         [object]

@@ -8,16 +8,17 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tortie_api::net::IpVersion;
-use tortie_oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Snapshot, Verdict};
+use tortie_oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Verdict};
 use tortie_reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::filenames::{self, Filenames};
 use crate::output::Format;
 use crate::port::PortSpec;
+use crate::service::{Services, Translation};
 use crate::snapshot::Read;
 use crate::store::StoreArguments;
-use crate::{decided, manifests, output, planned, service, snapshot, vxlan_ports};
+use crate::{decided, manifests, output, planned, snapshot, vxlan_ports};
 
 #[derive(clap::Args)]
 #[command(mut_arg("files", |files| {
@@ -187,23 +188,25 @@ type Flows = Vec<(Vec<Question>, Flow)>;
 fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<(Flows, u64)> {
     let text = filenames::read(file)?;
     let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
-    let mut read = Vec::new();
+    let (mut read, mut left_out) = (Vec::new(), 0);
+    let services = Services::of(after);
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let location = || format!("{}:{number}", file.display());
         let flow: Flow = serde_json::from_str(line).with_context(|| format!("{}: {line}", location()))?;
         let port = PortSpec::read(&flow.port).with_context(location)?;
         let peer = |text: &str| {
-            let found = snapshot::peer(before, text);
-            found.or_else(|_| snapshot::peer(after, text)).with_context(location)
+            let found = snapshot::peer(before, text, "default");
+            found.or_else(|_| snapshot::peer(after, text, "default")).with_context(location)
         };
         let (from, to) = (peer(&flow.from)?, peer(&flow.to)?);
-        let translated = match &to {
-            Peer::Address(address) => service::at(after, *address, port).with_context(location)?,
-            _ => None,
-        };
-        let questions = match translated {
-            Some(translated) => explain::questions(&from, &translated, port, CLIENT_PORT),
-            None => vec![explain::question(from, to, port, CLIENT_PORT)],
+        let questions = match services.translate(&from, &to, port) {
+            Translation::To(translated) => explain::questions(&from, &translated, port, CLIENT_PORT),
+            Translation::No => vec![explain::question(from, to, port, CLIENT_PORT)],
+            // No policy decides about it.
+            Translation::Dropped(_) => {
+                left_out += flow.count;
+                continue;
+            }
         };
         let key = (flow.from.clone(), flow.to.clone(), flow.port.clone());
         match flows.get_mut(&key) {
@@ -214,14 +217,14 @@ fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Resul
             }
         }
     }
-    if read.is_empty() {
+    if read.is_empty() && left_out == 0 {
         bail!("{}: there are no flows", file.display());
     }
     for (_, flow) in &mut read {
         let key = (flow.from.clone(), flow.to.clone(), flow.port.clone());
         flow.count = flows.get(&key).copied().unwrap_or(flow.count);
     }
-    Ok((read, 0))
+    Ok((read, left_out))
 }
 
 /// The changes of a flow, for one family or both; `None` if an end does not exist both before and after.
@@ -254,7 +257,10 @@ fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Ans
     match oracle.evaluate(question) {
         Ok(answer) => Ok(Some(answer)),
         Err(
-            QuestionError::UnknownPod { .. } | QuestionError::UnknownNode(_) | QuestionError::NoAddress(_),
+            QuestionError::UnknownPod { .. }
+            | QuestionError::EndedPod { .. }
+            | QuestionError::UnknownNode(_)
+            | QuestionError::NoAddress(_),
         ) => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -1,6 +1,6 @@
 //! The resources for verdicts: from manifests in files, or from a datastore.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -86,6 +86,11 @@ pub(crate) fn of_files(filenames: &Filenames) -> anyhow::Result<Option<Read>> {
         return Ok(None);
     };
     let mut read = Read { snapshot: Snapshot::new(), skipped, notes };
+    let tiers: BTreeSet<&str> =
+        manifests::unknown_tiers(std::iter::empty(), &objects).map(|(_, tier)| tier).collect();
+    read.notes.extend(tiers.into_iter().map(|tier| {
+        format!("tier {tier} is not in the files: its policies are taken to stand after all tiers, and to deny at their end")
+    }));
     for object in objects {
         read.snapshot.insert(object.key, object.value, Some((object.origin, object.lines)));
     }
@@ -137,9 +142,9 @@ pub(crate) fn matters(kind: Kind) -> bool {
     !bookkeeping.contains(&kind)
 }
 
-/// Parses one end of a flow: `namespace/pod`, `pod` (in namespace `default`), `node/NAME`, an address, or
+/// Parses one end of a flow: `namespace/pod`, `pod` (in the given namespace), `node/NAME`, an address, or
 /// `networkset/NAMESPACE/NAME` and `globalnetworkset/NAME`, which stand for the first address of their first network.
-pub(crate) fn peer(snapshot: &Snapshot, text: &str) -> anyhow::Result<Peer> {
+pub(crate) fn peer(snapshot: &Snapshot, text: &str, namespace: &str) -> anyhow::Result<Peer> {
     if let Ok(address) = text.parse() {
         return Ok(Peer::Address(address));
     }
@@ -148,7 +153,7 @@ pub(crate) fn peer(snapshot: &Snapshot, text: &str) -> anyhow::Result<Peer> {
         ["node", name] => Ok(Peer::Node((*name).to_owned())),
         ["networkset", namespace, name] => of_set(snapshot, Kind::NetworkSet, namespace, name),
         ["globalnetworkset", name] => of_set(snapshot, Kind::GlobalNetworkSet, "", name),
-        [name] => Ok(Peer::Pod { namespace: "default".to_owned(), name: (*name).to_owned() }),
+        [name] => Ok(Peer::Pod { namespace: namespace.to_owned(), name: (*name).to_owned() }),
         [namespace, name] => Ok(Peer::Pod { namespace: (*namespace).to_owned(), name: (*name).to_owned() }),
         _ => bail!(
             "{text:?} is none of NAMESPACE/POD, node/NAME, an address, networkset/NAMESPACE/NAME, globalnetworkset/NAME"

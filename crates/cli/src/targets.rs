@@ -90,10 +90,6 @@ fn kinds(words: &str) -> anyhow::Result<Vec<Kind>> {
 /// Whether `all` includes the kind: pods, Services, policies and what policies refer to.
 fn decides(kind: Kind) -> bool {
     let others = [
-        Kind::Deployment,
-        Kind::StatefulSet,
-        Kind::DaemonSet,
-        Kind::Job,
         Kind::Pod,
         Kind::Service,
         Kind::Tier,
@@ -102,7 +98,9 @@ fn decides(kind: Kind) -> bool {
         Kind::HostEndpoint,
         Kind::IpPool,
     ];
-    kind.is_policy() || others.contains(&kind)
+    // ReplicaSets are those of Deployments, almost always.
+    let is_workload = kind.is_workload() && kind != Kind::ReplicaSet;
+    kind.is_policy() || is_workload || others.contains(&kind)
 }
 
 fn kind_of(word: &str) -> anyhow::Result<Kind> {
@@ -277,6 +275,8 @@ mod tests {
     fn all_means_what_decides_about_packets() {
         let kinds: Vec<Kind> = parse(&["all".to_owned()]).unwrap().iter().map(|target| target.kind).collect();
         assert!(kinds.contains(&Kind::Pod) && kinds.contains(&Kind::ClusterNetworkPolicy));
+        assert!(kinds.contains(&Kind::CronJob) && kinds.contains(&Kind::ReplicationController));
         assert!(!kinds.contains(&Kind::IpamBlock) && !kinds.contains(&Kind::NodeReport));
+        assert!(!kinds.contains(&Kind::ReplicaSet));
     }
 }

@@ -48,7 +48,7 @@ impl Man {
         let shown = self.folder.display().to_string();
         std::fs::create_dir_all(&self.folder).with_context(|| shown.clone())?;
         clap_mangen::generate_to(command, &self.folder).with_context(|| shown.clone())?;
-        output::line(&format!("the pages are in {shown}; man tortie shows the first one"));
+        output::line(&format!("the pages are in {shown}; man {shown}/tortie.1 shows the first one"));
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -91,6 +91,10 @@ impl Version {
 
     fn show(&self) -> anyhow::Result<ExitCode> {
         let client = env!("CARGO_PKG_VERSION");
+        if self.output == Format::Text {
+            // Its own version is known without a cluster.
+            output::line(&format!("client   {client}"));
+        }
         let cluster = match self.client {
             true => None,
             false => Some(crate::runtime()?.block_on(async { read(&*self.store.open().await?).await })?),
@@ -100,7 +104,6 @@ impl Version {
             output::line(&serde_json::to_string_pretty(&json!({"client": client, "cluster": cluster}))?);
             return Ok(ExitCode::SUCCESS);
         }
-        output::line(&format!("client   {client}"));
         let Some(Versions { agents, calico }) = cluster else { return Ok(ExitCode::SUCCESS) };
         if agents.is_empty() {
             output::line("agents   no node has reported");

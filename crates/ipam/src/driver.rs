@@ -159,18 +159,17 @@ impl Ipam {
     ) -> Result<Assignment, IpamError> {
         let mut counted: BTreeSet<IpNet> = counted.into_iter().collect();
         let assigned = self.assign_from_any(request, enough, cache, &mut counted).await;
-        let given = assigned.as_ref().ok().map(|assignment| assignment.block);
-        for block in counted.into_iter().filter(|block| Some(*block) != given) {
+        for block in counted {
             let key = Key::global(Kind::IpamBlock, block.to_string());
             // The address is given. A count that is too high is what `tortie ipam check` finds and repairs.
-            if let Err(error) = self.records.forget_with(&request.handle, &key, None).await {
+            if let Err(error) = self.records.settle(&request.handle, &key).await {
                 tracing::debug!(%error, handle = request.handle, "the record of the handle counts an address too many");
             }
         }
         assigned
     }
 
-    /// Like [`assign_alone`](Self::assign_alone). Adds the blocks of which the record of the handle counts an address now.
+    /// Like [`assign_alone`](Self::assign_alone). Leaves the blocks of which the record of the handle may count an address too many.
     async fn assign_from_any(
         &self,
         request: &Request,
@@ -339,13 +338,15 @@ impl Ipam {
         // First in memory: of a full block, nothing is counted.
         let assigned = block.assign(&request.handle, &request.owner, &settings.reserved);
         let Some(address) = assigned else { return Ok(None) };
-        if let Some(known) = self.count_handle(request, enough, &cidr.to_string()).await? {
+        let is_counted = counted.contains(&cidr);
+        if let Some(known) = self.count_handle(request, enough, &cidr.to_string(), is_counted).await? {
             cache.keep(&self.node, version, before);
             return Ok(Some(known));
         }
         counted.insert(cidr);
         match self.records.store.update(&key, to_value(&key, &block)?, &version).await {
             Ok(stored) => {
+                counted.remove(&cidr);
                 cache.keep_using(&self.node, stored.version, block);
                 Ok(Some(Assignment { address, block: cidr }))
             }
@@ -355,12 +356,15 @@ impl Ipam {
     }
 
     /// Records that the handle has, or will have, another address of the block. If it already has enough of the family, in
-    /// any blocks, returns the last of these. An attempt that has counted the address already does not count it again.
+    /// any blocks, returns the last of these. An attempt that has counted the address already does not count it again. Any other
+    /// adds one, as Calico's client does: a count above the number of addresses may be that of a client that has released one and has
+    /// not lowered the count yet.
     pub(crate) async fn count_handle(
         &self,
         request: &Request,
         enough: usize,
         cidr: &str,
+        is_counted: bool,
     ) -> Result<Option<Assignment>, IpamError> {
         let key = Key::global(Kind::IpamHandle, &request.handle);
         let new = Handle { block: BTreeMap::from([(cidr.to_owned(), 1)]), ..Handle::default() };
@@ -379,7 +383,8 @@ impl Ipam {
             }
             let has = known.iter().filter(|known| known.block.to_string() == cidr).count();
             let count = handle.block.entry(cidr.to_owned()).or_default();
-            *count = (*count).max(u64::try_from(has).unwrap_or(u64::MAX).saturating_add(1));
+            let least = u64::try_from(has).unwrap_or(u64::MAX).saturating_add(1);
+            *count = if is_counted { (*count).max(least) } else { count.saturating_add(1).max(least) };
             // Written even if nothing differs: whoever is deleting the record must see that it is in use again.
             match self.records.store.update(&key, to_value(&key, &handle)?, &version).await {
                 Ok(_) => return Ok(None),

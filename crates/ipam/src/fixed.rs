@@ -27,7 +27,7 @@ impl Ipam {
         let mut counted = None;
         let assigned = self.assign_this(request, address, &mut counted).await;
         if let Some(block) = counted.filter(|_| assigned.is_err())
-            && let Err(error) = self.records.forget_with(&request.handle, &block, None).await
+            && let Err(error) = self.records.settle(&request.handle, &block).await
         {
             tracing::debug!(%error, handle = request.handle, "the record of the handle counts an address too many");
         }
@@ -65,7 +65,7 @@ impl Ipam {
             if let Some(attribute) = block.attribute_of(address) {
                 return Err(IpamError::Taken { address, holder: Box::new(Holder(attribute.clone())) });
             }
-            if self.count_handle(&request, 1, &key.name).await?.is_some() {
+            if self.count_handle(&request, 1, &key.name, counted.is_some()).await?.is_some() {
                 continue;
             }
             *counted = Some(key.clone());

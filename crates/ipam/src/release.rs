@@ -335,6 +335,49 @@ impl Records {
         Err(IpamError::Contended(key))
     }
 
+    /// Takes an address of a block that was counted and not allocated off the record of its handle, which is deleted with the last one.
+    ///
+    /// By one only, as Calico's client does it: another address above the number of allocated ones may be that of a client that has
+    /// released it and not lowered the count yet.
+    ///
+    /// # Errors
+    /// The store failed, or the block cannot be read.
+    pub(crate) async fn settle(&self, handle: &str, block_key: &Key) -> Result<(), IpamError> {
+        let key = Key::global(Kind::IpamHandle, handle);
+        for _ in 0..RETRIES {
+            let Some((version, mut record)) = self.read::<Handle>(&key).await? else { return Ok(()) };
+            let Some(count) = record.block.get(&block_key.name).copied() else { return Ok(()) };
+            if let Some((block_version, mut block)) = self.read_block(block_key).await? {
+                let has = u64::try_from(block.addresses_of(handle).count()).unwrap_or(u64::MAX);
+                if count <= has {
+                    return Ok(());
+                }
+                // An allocator that has counted the handle, and not yet written the block, must fail.
+                block.bump();
+                match self.store.update(block_key, to_value(block_key, &block)?, &block_version).await {
+                    Ok(_) => {}
+                    Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            match count.saturating_sub(1) {
+                0 => record.block.remove(&block_key.name),
+                left => record.block.insert(block_key.name.clone(), left),
+            };
+            let written = if record.block.is_empty() {
+                self.store.delete(&key, Some(&version)).await.map(drop)
+            } else {
+                self.store.update(&key, to_value(&key, &record)?, &version).await.map(drop)
+            };
+            match written {
+                Ok(()) | Err(StoreError::NotFound(_)) => return Ok(()),
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(IpamError::Contended(key))
+    }
+
     /// Lowers the number of addresses of a block in the record of a handle to those that the handle has, unless there are none. Returns whether
     /// it was too high.
     ///

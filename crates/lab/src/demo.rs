@@ -5,6 +5,7 @@ use tortie_api::manifest::{self, Object};
 use tortie_api::{Key, Kind};
 
 use crate::matrix::{self, Step};
+use crate::probe::Verdict;
 use crate::{Cluster, LabError, Progress};
 
 /// The port of the demo's servers.
@@ -58,7 +59,8 @@ pub async fn run(
     cluster.wait_in_force(&positions).await?;
     progress.done("it is in force on all nodes");
     let after = matrix::probe_all(cluster.dir(), &*store, "after policy", Some(PORT), progress).await?;
-    progress.done(&format!("{} connections were tried", after.connections.len()));
+    let cut = after.connections.iter().filter(|connection| connection.verdict == Verdict::Cut).count();
+    progress.done(&format!("{} connections were tried, {cut} of them cut", after.connections.len()));
     show(&after, Some(&before));
     Ok(Demo { steps: vec![before, after] })
 }

@@ -72,7 +72,7 @@ pub(crate) async fn run_all(probes: Vec<Probe>, progress: &Progress) -> Vec<Prob
     let starting = Arc::new(Semaphore::new(STARTING));
     let mut tasks = JoinSet::new();
     let mut results: Vec<Option<Probed>> = vec![None; count];
-    let mut tried = Tried { progress, count, done: 0, cut: 0, told: Instant::now() };
+    let mut tried = Tried { progress, count, done: 0, told: Instant::now() };
     let mut probes = probes.into_iter().enumerate().peekable();
     while let Some((_, first)) = probes.peek() {
         let netns = first.netns.clone();
@@ -117,19 +117,17 @@ struct Tried<'a> {
     progress: &'a Progress,
     count: usize,
     done: usize,
-    cut: usize,
     told: Instant,
 }
 
 impl Tried<'_> {
     fn note(&mut self, results: &mut [Option<Probed>], (index, probed): (usize, Probed)) {
         self.done += 1;
-        self.cut += usize::from(probed.verdict == Verdict::Cut);
         results[index] = Some(probed);
         if self.told.elapsed() >= TELL_EVERY && self.done < self.count {
             self.told = Instant::now();
-            let Self { done, count, cut, .. } = self;
-            self.progress.done(&format!("{done} of {count} connections are tried, {cut} of them cut"));
+            let Self { done, count, .. } = self;
+            self.progress.done(&format!("{done} of {count} connections are tried"));
         }
     }
 }

@@ -78,6 +78,7 @@ fn main() {
         destination_port: 80,
         icmp: None,
         via: None,
+        by_node: None,
     };
     assert_eq!(oracle.evaluate(&question).unwrap().verdict, Verdict::Allow);
     println!("  one question: {:.1} ms", median(20, || oracle.evaluate(&question)));

@@ -212,12 +212,13 @@ fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Identity) -> O
     let labels = |labels| format!("{pod} has {}", shown(labels));
     match &rule.namespace_selector {
         Some(selector) if !of_namespace(selector, pod) => {
-            let found = format!("namespace {} has {}", pod.namespace, shown(&pod.namespace_labels));
+            let found = pod.described_namespace();
             return Err(Mismatch::new(field("namespaceSelector"), selector, found));
         }
         None if !namespace.is_empty() && pod.namespace != namespace => {
             let wanted = format!("a pod of namespace {namespace}, which is the policy's");
-            return Err(Mismatch::new(field("namespaceSelector"), wanted, pod));
+            let found = format!("{pod} is in namespace {}", pod.namespace);
+            return Err(Mismatch::new(field("namespaceSelector"), wanted, found));
         }
         _ => {}
     }

@@ -49,7 +49,15 @@ pub(super) fn matches(
     };
     if !rule.peers.iter().any(is_peer) {
         let wanted: Vec<String> = rule.peers.iter().map(shown_peer).collect();
-        return Err(Mismatch::new(field, wanted.join("; or "), side.described()));
+        let selects_labels = |peer: &ClusterPeer, pod: &Identity| match peer {
+            ClusterPeer::Namespaces(_) => true,
+            ClusterPeer::Pods { pods, .. } => selects(pods, &pod.own_labels),
+            ClusterPeer::Nodes(_) | ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => false,
+        };
+        // The namespace, if only that differs, or the labels.
+        let pod = side.pod(|pod| rule.peers.iter().any(|peer| selects_labels(peer, pod)));
+        let found = pod.map_or_else(|| side.described(), Identity::described_namespace);
+        return Err(Mismatch::new(field, wanted.join("; or "), found));
     }
     // If two pods share an address for a moment, a named port counts only on the pods that the rule selects.
     let is_destination = |pod: &Identity| match direction {

@@ -33,7 +33,7 @@ pub(super) fn matches(
     };
     if !rule.peers.is_empty() && !rule.peers.iter().any(|peer| is_peer(namespace, peer, side)) {
         let wanted: Vec<String> = rule.peers.iter().map(|peer| shown_peer(namespace, peer)).collect();
-        return Err(Mismatch::new(field, wanted.join("; or "), side.described()));
+        return Err(Mismatch::new(field, wanted.join("; or "), difference(&rule.peers, side)));
     }
     // If two pods share an address for a moment, a named port counts only on the pods that the policy selects.
     let is_destination = |pod: &Identity| match direction {
@@ -47,6 +47,20 @@ pub(super) fn matches(
         return Err(Mismatch::new("ports", wanted.join(", "), packet.shown_port(&packet.destination)));
     }
     Ok(())
+}
+
+/// The reason why no peer matches: the namespace of a pod, if only that differs, or the labels.
+fn difference(peers: &[NetworkPolicyPeer], side: &PacketEnd<'_>) -> String {
+    let selects_labels = |peer: &NetworkPolicyPeer, pod: &Identity| {
+        let selector = peer.pod_selector.as_ref();
+        peer.ip_block.is_none() && selector.is_none_or(|selector| selects(selector, &pod.own_labels))
+    };
+    let meant = peers.iter().find_map(|peer| Some((peer, side.pod(|pod| selects_labels(peer, pod))?)));
+    match meant {
+        Some((peer, pod)) if peer.namespace_selector.is_some() => pod.described_namespace(),
+        Some((_, pod)) => format!("{pod} is in namespace {}", pod.namespace),
+        None => side.described(),
+    }
 }
 
 /// Whether the labels match every requirement.

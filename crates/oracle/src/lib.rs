@@ -63,6 +63,10 @@ pub struct Question {
     /// host endpoints see it, and only before the translation (policy decisions 5, 16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<(IpAddr, u16)>,
+    /// The node that translates `via`, if it is an address of this node (a node port or a host port). Otherwise the first node on the way
+    /// translates it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_node: Option<String>,
 }
 
 /// Judges one packet. For many packets over the same resources, create one [`Oracle`].
@@ -117,7 +121,8 @@ impl<'a> Oracle<'a> {
         // Every hop must allow the packet (policy decision 5).
         for hop in &path.hops {
             match hop {
-                Hop::Pod(pod, direction) => {
+                Hop::Pod(pod, direction, source) => {
+                    let packet = packet.with_source(*source);
                     let to_own_node = path.hops.iter().any(|hop| matches!(hop, Hop::OwnNode(_)));
                     let built_in = match direction {
                         Direction::Egress => self.built_in(pod, to_own_node, &packet),

@@ -316,8 +316,8 @@ fn readable_types(types: &Value) -> Vec<PolicyType> {
     let mut read = Vec::new();
     for name in types.as_array().map_or(&[][..], Vec::as_slice) {
         match name.as_str() {
-            Some("Ingress") => read.push(PolicyType::Ingress),
-            Some("Egress") => read.push(PolicyType::Egress),
+            Some(word) if word.eq_ignore_ascii_case("Ingress") => read.push(PolicyType::Ingress),
+            Some(word) if word.eq_ignore_ascii_case("Egress") => read.push(PolicyType::Egress),
             _ => return both(),
         }
     }

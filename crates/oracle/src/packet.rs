@@ -119,6 +119,11 @@ impl<'a> PacketEnd<'a> {
         self.present.iter().any(|present| present.is_pod() && condition(present))
     }
 
+    /// The first pod at this side that matches the condition.
+    pub(super) fn pod(&self, condition: impl Fn(&Identity) -> bool) -> Option<&'a Identity> {
+        self.present.iter().copied().find(|present| present.is_pod() && condition(present))
+    }
+
     /// The objects at this side with their own labels.
     pub(super) fn described(&self) -> String {
         match (self.present.first(), self.nodes.first()) {
@@ -126,6 +131,13 @@ impl<'a> PacketEnd<'a> {
             (None, Some(node)) => format!("node {} has {}", node.name, shown(&node.labels)),
             (None, None) => format!("{} is no pod's and in no network set", self.address),
         }
+    }
+}
+
+impl Identity {
+    /// Its namespace with the labels that selectors of namespaces see.
+    pub(super) fn described_namespace(&self) -> String {
+        format!("namespace {} has {}", self.namespace, shown(&self.namespace_labels))
     }
 }
 

@@ -17,8 +17,8 @@ pub(super) struct PacketPath<'a> {
 
 /// A point on the path where a packet is judged.
 pub(super) enum Hop<'a> {
-    /// A pod, as the sender (egress) or the receiver (ingress).
-    Pod(&'a Workload, Direction),
+    /// A pod, as the sender (egress) or the receiver (ingress); with the packet's source at this point, if a later node replaces it.
+    Pod(&'a Workload, Direction, Option<IpAddr>),
     /// A pod that receives a packet from its own node: policy is not evaluated (policy decision 2).
     Probed(&'a Workload),
     /// An interface of a node that has a host endpoint.

@@ -49,6 +49,16 @@ pub enum QuestionError {
         /// Its name.
         name: String,
     },
+    /// The pod has ended.
+    #[error("pod {namespace}/{name} has ended ({phase}): it has no network any more")]
+    EndedPod {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// `Succeeded` or `Failed`.
+        phase: String,
+    },
     /// The node does not exist.
     #[error("node {0} does not exist")]
     UnknownNode(String),
@@ -95,16 +105,103 @@ pub(super) fn resolve<'a>(
     let families = IpVersion::ALL.into_iter().filter(|each| family.is_none_or(|wanted| wanted == *each));
     let mut common = families.filter_map(|family| lowest(&from, family).zip(lowest(&to, family)));
     let (own, destination) = common.next().ok_or_else(no_common)?;
+    if let Some(node) = relay(question, &from, &to) {
+        return Ok(relayed(world, (node, question.via), (&from, own), (&to, destination)));
+    }
     let source = source(world, &from, own, &to, destination);
-    remark(&from, &to, source, &mut notes);
+    remark(&from, &to, (source, question.via.is_some()), &mut notes);
     let translated = translated(world, &from, source, destination);
     if let Some(address) = translated {
         notes.push(format!(
             "outside of all pools the packet bears the address of its node, {address} (natOutgoing)"
         ));
     }
+    notes.extend(alternatives(world, &from, &to, destination));
     let hops = hops(world, &from, &to, destination, (translated, question.via));
     Ok(PacketPath { source, destination, hops, notes })
+}
+
+/// A note that the interface by which a packet leaves the sender's node is not known: its routes decide.
+fn alternatives(world: &World, from: &End<'_>, to: &End<'_>, destination: IpAddr) -> Option<String> {
+    let near = from.node().filter(|_| !matches!(from, End::NodeAt(..)))?;
+    let is_overlaid = to.node().is_some_and(|far| far == near || world.encapsulates(near, far, destination));
+    let names: Vec<&str> = world.single_interfaces(near).map(|host| host.identity.name.as_str()).collect();
+    let taken = world.interface(near, false)?;
+    (names.len() > 1 && !is_overlaid).then(|| {
+        format!(
+            "node {near} has host endpoints for several interfaces ({}); its routes decide by which one the packet leaves, and this answer \
+             takes {}",
+            names.join(", "),
+            taken.identity.name
+        )
+    })
+}
+
+/// The node that translates its own port to a backend elsewhere, for a sender outside of the cluster or for its own pod.
+fn relay<'a>(question: &'a Question, from: &End<'_>, to: &End<'_>) -> Option<&'a str> {
+    let node = question.by_node.as_deref()?;
+    let is_relayed = match from {
+        End::Outside(_) => true,
+        End::Pod(pod, _) => pod.node == node,
+        End::Node(..) | End::NodeAt(..) => false,
+    };
+    (is_relayed && to.node() != Some(node)).then_some(node)
+}
+
+/// The path of a packet to a port of a node that passes it on to a backend elsewhere. The node puts its own address in place of the
+/// sender's when the packet leaves it, after its policy (kube-proxy, `externalTrafficPolicy: Cluster`).
+fn relayed<'a>(
+    world: &'a World,
+    (relay, via): (&str, Option<(IpAddr, u16)>),
+    (from, sender): (&End<'a>, IpAddr),
+    (to, destination): (&End<'a>, IpAddr),
+) -> PacketPath<'a> {
+    let relay_end = world.nodes.get_key_value(relay).map(|(name, node)| (End::Node(name, node), &node.own));
+    let own = relay_end
+        .as_ref()
+        .and_then(|(_, own)| own.iter().copied().filter(|own| own.is_ipv4() == destination.is_ipv4()).min());
+    let source = relay_end
+        .as_ref()
+        .zip(own)
+        .map_or(sender, |((relay, _), own)| self::source(world, relay, own, to, destination));
+    let far = to.node();
+    let overlaid = far.is_some_and(|far| world.encapsulates(relay, far, destination));
+    let host = |node: &str, (overlaid, near, forwarded), before| {
+        let interface = world.interface(node, overlaid)?;
+        let direction = if near { Direction::Egress } else { Direction::Ingress };
+        // At the node that passes it on, policy sees the sender.
+        let source = Some(if node == relay { sender } else { source });
+        let at = HostLink::Outside;
+        Some(Hop::Host(HostHop { interface, at, near, direction, forwarded, source, before }))
+    };
+    let of_pod = |end: &End<'a>, direction, source, via| match end {
+        End::Pod(pod, _) => at_pod(world, pod, direction, true, via)
+            .map(|hop| Hop::Host(HostHop { source: Some(source), ..hop })),
+        _ => None,
+    };
+    let is_pod = matches!(to, End::Pod(..));
+    let (leaves, enters) = match from {
+        End::Pod(pod, _) => (
+            Some(Hop::Pod(pod, Direction::Egress, Some(sender))),
+            of_pod(from, Direction::Ingress, sender, via),
+        ),
+        _ => (None, host(relay, (false, false, true), via)),
+    };
+    let hops = [
+        leaves,
+        enters,
+        host(relay, (overlaid, true, true), None),
+        far.and_then(|far| host(far, (overlaid, false, is_pod), None)),
+        of_pod(to, Direction::Egress, source, None),
+        match to {
+            End::Pod(pod, _) => Some(Hop::Pod(pod, Direction::Ingress, None)),
+            _ => None,
+        },
+    ];
+    let note = format!(
+        "node {relay} translates the packet, and sends it on with its own address {source}: what comes after sees that one"
+    );
+    PacketPath { source, destination, hops: hops.into_iter().flatten().collect(), notes: vec![note] }
 }
 
 /// The family of an address.
@@ -124,6 +221,10 @@ fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End
                 ));
                 return node_of(world, node);
             }
+            if let Some(phase) = world.ended.get(&(namespace.clone(), name.clone())) {
+                let (namespace, name, phase) = (namespace.clone(), name.clone(), phase.clone());
+                return Err(QuestionError::EndedPod { namespace, name, phase });
+            }
             Err(QuestionError::UnknownPod { namespace: namespace.clone(), name: name.clone() })
         }
         Peer::Node(name) => node_of(world, name),
@@ -134,8 +235,9 @@ fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End
             let has = |node: &NodeAddresses| {
                 node.own.contains(address) || node.tunnels().any(|tunnel| tunnel == *address)
             };
-            match world.nodes.iter().find(|(_, node)| has(node)) {
-                Some((name, _)) => Ok(End::NodeAt(name, *address)),
+            let by_node = world.nodes.iter().find(|(_, node)| has(node)).map(|(name, _)| name.as_str());
+            match by_node.or_else(|| world.node_with(*address)) {
+                Some(name) => Ok(End::NodeAt(name, *address)),
                 None => Ok(End::Outside(*address)),
             }
         }
@@ -172,10 +274,12 @@ fn hops<'a>(
 ) -> Vec<Hop<'a>> {
     let (near, far) = (from.node(), to.node());
     let pod = |end: &End<'a>, direction| match end {
-        End::Pod(pod, _) => Some(Hop::Pod(pod, direction)),
+        End::Pod(pod, _) => Some(Hop::Pod(pod, direction, None)),
         _ => None,
     };
-    if matches!((from, to), (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to)) {
+    let is_same_pod = matches!((from, to), (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to));
+    // A packet to a Service's address leaves the pod, whichever backend its node chooses.
+    if is_same_pod && via.is_none() {
         return vec![];
     }
     // The interface between a pod and its node, which only a host endpoint of all interfaces covers.
@@ -183,7 +287,7 @@ fn hops<'a>(
         End::Pod(pod, _) => at_pod(world, pod, direction, forwarded, via).map(Hop::Host),
         _ => None,
     };
-    if near.is_some() && near == far {
+    if is_same_pod || near.is_some() && near == far {
         // Inside one node, packets pass no other interface that could have a host endpoint.
         let hops = match (from, to) {
             (End::Pod(..), End::Pod(..)) => vec![
@@ -205,7 +309,10 @@ fn hops<'a>(
     // Nodes encapsulate packets to another node's pods, or to its tunnel address.
     let overlaid = near.zip(far).is_some_and(|(near, far)| world.encapsulates(near, far, destination));
     let host = |end: &End<'a>, direction| {
-        let interface = world.interface(end.node()?, overlaid)?;
+        let interface = match end {
+            End::NodeAt(node, address) if !overlaid => world.interface_with(node, *address)?,
+            _ => world.interface(end.node()?, overlaid)?,
+        };
         // The first node on the path translates a Service's address. If the sender's node replaced the source with its
         // own address, the receiver's node sees that address.
         let first = direction == Direction::Egress || near.is_none();
@@ -268,8 +375,14 @@ impl<'a> End<'a> {
 }
 
 /// Adds remarks about the path for readers.
-fn remark(from: &End<'_>, to: &End<'_>, source: IpAddr, notes: &mut Vec<String>) {
+fn remark(from: &End<'_>, to: &End<'_>, (source, by_service): (IpAddr, bool), notes: &mut Vec<String>) {
     let remark = match (from, to) {
+        (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) && by_service => {
+            format!(
+                "the packet leaves {from}, and its node translates the Service's address and sends it back: \
+                 the pod's own policies judge it in both directions"
+            )
+        }
         (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {
             format!("{from} reaches itself: the packet never leaves the pod, so no policy is evaluated")
         }

@@ -209,7 +209,7 @@ impl Oracle<'_> {
         let path = peers::resolve(&self.world, question, Some(family))?;
         let packet = Packet::new(&self.world, path.source, path.destination, question);
         let judged = path.hops.iter().filter_map(|hop| match hop {
-            Hop::Pod(pod, of) if *of == direction => {
+            Hop::Pod(pod, of, _) if *of == direction => {
                 Some(self.judge(&JudgedEndpoint::pod(pod), direction, &packet))
             }
             _ => None,

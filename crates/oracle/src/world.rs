@@ -161,6 +161,8 @@ pub(super) struct World {
     pub(super) backends: BTreeMap<(String, String), Backends>,
     /// The nodes of pods that use their node's network, by namespace and name.
     pub(super) on_the_host: BTreeMap<(String, String), String>,
+    /// The phases of pods that have ended.
+    pub(super) ended: BTreeMap<(String, String), String>,
     pub(super) nodes: BTreeMap<String, NodeAddresses>,
     pub(super) labelled_nodes: Vec<LabelledNode>,
     /// Indices of the nodes by the addresses by which rules find them.
@@ -185,6 +187,7 @@ impl World {
             bgp_ports: bgp_ports(snapshot),
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
+            ended: BTreeMap::new(),
             nodes: BTreeMap::new(),
             labelled_nodes: Vec::new(),
             nodes_at: HashMap::new(),
@@ -321,6 +324,26 @@ impl World {
         named.or_else(|| of_node().find(|host| host.all_interfaces))
     }
 
+    /// The host endpoint of the interface that has this address of the node; that of [`Self::interface`] if none is known to have it.
+    pub(super) fn interface_with(&self, node: &str, address: IpAddr) -> Option<&HostInterface> {
+        let named = self.hosts_at(address).find(|host| host.node == node && !host.all_interfaces);
+        named.or_else(|| self.interface(node, false))
+    }
+
+    /// The host endpoints of single interfaces of the node.
+    pub(super) fn single_interfaces(&self, node: &str) -> impl Iterator<Item = &HostInterface> {
+        let numbers = self.hosts_of.get(node).into_iter().flatten();
+        numbers.filter_map(|number| self.hosts.get(*number)).filter(|host| !host.all_interfaces)
+    }
+
+    /// The node that has this address on any of its interfaces, if only one says so.
+    pub(super) fn node_with(&self, address: IpAddr) -> Option<&str> {
+        let hosts = self.hosts_at(address).map(|host| host.node.as_str());
+        let mut nodes = hosts.chain(self.nodes_at(address).map(|node| node.name.as_str()));
+        let first = nodes.next()?;
+        nodes.all(|other| other == first).then_some(first)
+    }
+
     /// The host endpoint of all of the node's interfaces.
     pub(super) fn all_interfaces(&self, node: &str) -> Option<&HostInterface> {
         let numbers = self.hosts_of.get(node).into_iter().flatten();
@@ -448,8 +471,8 @@ impl World {
     }
 
     fn add_pod(&mut self, snapshot: &Snapshot, key: &Key, pod: &Pod) {
-        let phase = pod.status.phase.as_deref();
-        if phase == Some("Succeeded") || phase == Some("Failed") {
+        if let Some(phase) = pod.status.phase.as_ref().filter(|_| pod.has_ended()) {
+            self.ended.insert((key.namespace.clone(), key.name.clone()), phase.clone());
             return;
         }
         let node = pod.spec.node_name.clone().unwrap_or_default();

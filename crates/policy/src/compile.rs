@@ -149,8 +149,8 @@ fn named_directions(types: Option<&Value>) -> (bool, bool) {
     let types: Option<Vec<PolicyType>> = types
         .iter()
         .map(|name| match name.as_str() {
-            Some("Ingress") => Some(PolicyType::Ingress),
-            Some("Egress") => Some(PolicyType::Egress),
+            Some(word) if word.eq_ignore_ascii_case("Ingress") => Some(PolicyType::Ingress),
+            Some(word) if word.eq_ignore_ascii_case("Egress") => Some(PolicyType::Egress),
             _ => None,
         })
         .collect();

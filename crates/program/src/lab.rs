@@ -136,6 +136,9 @@ enum LabCommand {
     Exec {
         /// The pod
         pod: String,
+        /// The namespace of a pod that is given by its name alone
+        #[arg(short, long, default_value = "default")]
+        namespace: String,
         /// The command
         #[arg(last = true, required = true)]
         command: Vec<String>,
@@ -256,8 +259,8 @@ impl LabCommand {
                 outer(&arguments(&[&["lab", "inside", "up"][..], &options].concat()))
             }
             Self::Down => down(),
-            Self::Exec { pod, command } => {
-                let (namespace, name) = pod.split_once('/').unwrap_or(("default", &pod));
+            Self::Exec { pod, namespace, command } => {
+                let (namespace, name) = pod.split_once('/').unwrap_or((&namespace, &pod));
                 let netns = dir().pod_netns(namespace, name);
                 join::join(&dir(), join::Next::RunCommand)?;
                 Ok(join::exec(

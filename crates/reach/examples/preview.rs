@@ -161,6 +161,7 @@ fn explain(cluster: &Snapshot) {
         destination_port: 8080,
         icmp: None,
         via: None,
+        by_node: None,
     };
     let answer = oracle.evaluate(&question).unwrap();
     println!("{:9.1?} explain, {loaded:.1?} of it for who is there: {:?}", begin.elapsed(), answer.verdict);

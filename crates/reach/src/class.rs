@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::Serialize;
+use tortie_api::manifest::first_pod;
 use tortie_oracle::Peer;
 
 use super::signature::EndSignature;
@@ -46,10 +47,18 @@ pub(super) struct Representative {
 }
 
 impl Class {
-    /// The number of pods or nodes; one for outsiders.
+    /// The number of its members for readers: pods or nodes, where a workload of manifests counts once; one for outsiders.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.members.len()
+        self.shown().count()
+    }
+
+    /// Its members for readers, without the second pods of workloads.
+    pub fn shown(&self) -> impl Iterator<Item = &Peer> {
+        self.members.iter().filter(|member| match member {
+            Peer::Pod { name, .. } => first_pod(name).is_none(),
+            Peer::Node(_) | Peer::Address(_) => true,
+        })
     }
 
     /// The namespaces of its pods; for others a name of their kind.

@@ -107,7 +107,8 @@ impl Classes {
     /// not count.
     pub(super) fn pairs(&self, from: usize, to: usize, scope: Scope) -> usize {
         let (Some(sender), Some(receiver)) = (self.classes.get(from), self.classes.get(to)) else { return 0 };
-        let all = sender.count() * receiver.count() - if from == to { sender.count() } else { 0 };
+        let (senders, receivers) = (sender.members.len(), receiver.members.len());
+        let all = senders * receivers - if from == to { senders } else { 0 };
         let probes = sender.kind == ClassKind::Nodes && receiver.kind == ClassKind::Pods;
         match scope.placement {
             None if !probes => all,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 
 use super::class::{Class, ClassKind, PodName};
+use tortie_api::manifest::first_pod;
 use tortie_oracle::Peer;
 
 type Labels = BTreeMap<String, String>;
@@ -16,6 +17,7 @@ const MADE_UP: &str = "bcdfghjklmnpqrstvwxz2456789";
 
 /// The workload of a pod, as far as its name tells: `front-*` for `front-5d8f6c7b9-x2x4k`.
 pub(super) fn workload(pod: &str, labels: Option<&Labels>) -> String {
+    let pod = first_pod(pod).unwrap_or(pod);
     let of = |text: &str| -> Option<String> {
         let (rest, last) = text.rsplit_once('-')?;
         if !last.is_empty() && last.bytes().all(|byte| byte.is_ascii_digit()) {

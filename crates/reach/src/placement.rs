@@ -53,7 +53,7 @@ impl Placements {
         };
         let same = from == to;
         let apart = match same {
-            true => near.count > 1 || (near.elsewhere && sender.count() > 1),
+            true => near.count > 1 || (near.elsewhere && sender.members.len() > 1),
             false => near.elsewhere || far.elsewhere || near.count > 1 || far.count > 1 || !near.meets(far),
         };
         // A node always reaches its own pods and itself.

@@ -231,6 +231,7 @@ fn by_oracle(case: &Case) -> Result<Vec<Verdicts>> {
             destination_port: flow.destination_port,
             icmp: flow.icmp,
             via: None,
+            by_node: None,
         };
         let family = if flow.source.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
         let answer = oracle.evaluate_by(&question, family).with_context(|| expected.shown.clone())?;

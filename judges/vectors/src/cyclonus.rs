@@ -210,6 +210,7 @@ fn by_oracle(snapshot: &Snapshot, row: &Row<'_>) -> Result<(bool, bool)> {
         destination_port: row.flow.destination_port,
         icmp: row.flow.icmp,
         via: None,
+        by_node: None,
     };
     let answer = tortie_oracle::evaluate(snapshot, &question)?;
     let allows =

@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 use tortie_selector::Selector;
 
-use crate::fields::{Cidr, Port, ProtocolName, is_object_name, list, masked, selector};
+use crate::fields::{
+    Cidr, Port, ProtocolName, is_object_name, list, masked, optional_protocol_in_any_case, selector,
+};
 use crate::net::{Action, Protocol};
-use crate::{FieldError, Kind, Metadata};
+use crate::{FieldError, Kind, Metadata, spelling};
 
 /// A policy for the pods of one namespace.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -57,7 +59,7 @@ pub struct PolicySpec {
     #[serde(default, deserialize_with = "selector")]
     pub selector: Option<Selector>,
     /// The directions that it applies to; if absent, the rules decide.
-    #[serde(default, deserialize_with = "list")]
+    #[serde(default, deserialize_with = "spelling::types")]
     pub types: Vec<PolicyType>,
     /// Restricts the endpoints by the labels of their service accounts.
     #[serde(default, deserialize_with = "selector")]
@@ -97,15 +99,16 @@ pub enum StagedAction {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rule {
     /// What happens to matching packets.
+    #[serde(deserialize_with = "spelling::action")]
     pub action: Action,
     /// 4 or 6.
     #[serde(default)]
     pub ip_version: Option<u8>,
     /// The protocol to match.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_protocol_in_any_case")]
     pub protocol: Option<ProtocolName>,
     /// The protocol to exclude.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "optional_protocol_in_any_case")]
     pub not_protocol: Option<ProtocolName>,
     /// The ICMP message to match.
     #[serde(default, deserialize_with = "icmp")]

@@ -212,7 +212,9 @@ impl LenientServiceSpec {
             return named;
         }
         let own = self.cluster_ips.iter().chain(&self.cluster_ip).filter_map(|text| text.parse().ok());
-        let own: BTreeSet<IpVersion> = own.map(family_of).collect();
+        // Of 240.0.0.0/4 are only addresses that stand for those that files do not give: they say nothing about the family.
+        let is_given = |address: &IpAddr| !matches!(address, IpAddr::V4(v4) if v4.octets()[0] >= 240);
+        let own: BTreeSet<IpVersion> = own.filter(is_given).map(family_of).collect();
         if !own.is_empty() {
             return own;
         }

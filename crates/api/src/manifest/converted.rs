@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Origin, Problem, describe, documents, meaning, object, problem, shortened};
 use crate::convert::{calico_spec, kubernetes_policy};
 use crate::yaml::Document;
-use crate::{FieldError, Kind, Resource};
+use crate::{FieldError, Kind, Resource, spelling};
 
 /// The form that policies get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,11 @@ fn one(
             let problem = format!("no Kubernetes NetworkPolicy says what a {} says", object.key.kind.name());
             Err(vec![at(FieldError::new("kind", problem))])
         }
-        _ => Ok(object.value),
+        _ => {
+            let mut value = object.value;
+            spelling::correct(object.key.kind, &mut value);
+            Ok(value)
+        }
     }
 }
 

@@ -85,7 +85,7 @@ impl Endpoints {
                     problem.origin.line = document.lines.of(&problem.field);
                     problem
                 };
-                let slice = object(file, Document { value, lines });
+                let slice = object(file, Document { value, lines, ..Document::default() });
                 slices.push(slice.map_err(|all| all.into_iter().map(of_subset).collect::<Vec<_>>())?);
             }
         }

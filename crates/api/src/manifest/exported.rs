@@ -54,7 +54,7 @@ pub(super) fn items(mut document: Document) -> Result<Vec<Document>, (Document, 
     if !of.is_empty() {
         // The version of the list applies to its kind, also if the items have their own.
         let value = json!({"apiVersion": api_version, "kind": of, "metadata": {}});
-        let mut one = Document { value, lines: Lines::default() };
+        let mut one = Document { value, ..Document::default() };
         let understood = translate(&mut one).and_then(|()| {
             let version = one.value["apiVersion"].as_str().unwrap_or_default();
             match meaning::meaning(version, of) {
@@ -77,14 +77,14 @@ pub(super) fn items(mut document: Document) -> Result<Vec<Document>, (Document, 
                 }
             }
         }
-        all.extend(self::items(Document { value, lines })?);
+        all.extend(self::items(Document { value, lines, ..Document::default() })?);
     }
     Ok(all)
 }
 
 /// Translates an object of a group that Tortie knows by another name.
 pub(super) fn translate(document: &mut Document) -> Result<(), FieldError> {
-    let Document { value, lines } = document;
+    let Document { value, lines, is_of_definitions } = document;
     let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
     let (api_version, kind) = (text("apiVersion"), text("kind"));
     match (api_version.as_str(), kind.as_str()) {
@@ -93,6 +93,7 @@ pub(super) fn translate(document: &mut Document) -> Result<(), FieldError> {
         }
         (CALICO_CRD, kind) if Kind::of(CALICO, kind).is_some() => {
             unpack_metadata(value)?;
+            *is_of_definitions = true;
             value["apiVersion"] = json!(CALICO);
         }
         // The name since Calico 3.32.

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::endpoints::{Endpoints, Skipped};
 use super::meaning::{self, Meaning, WORKLOAD_GROUPS};
-use super::{Object, Problem, Seen, describe, documents, object, problem};
+use super::{Object, Origin, Problem, Seen, describe, documents, object, problem};
 use crate::calico::{EncapsulationMode, IpPool};
+use crate::kubernetes::name_of;
 use crate::resource::typed;
 use crate::yaml::{Document, Lines};
 use crate::{FieldError, Key, Kind, is_reserved_label, known_fields};
@@ -54,10 +55,28 @@ impl fmt::Display for Reference {
     }
 }
 
+/// The end of the name of a workload's second pod. No pod of a cluster has such a name.
+const SECOND_POD: &str = "~2";
+
+/// The name of the pod that stands for a workload, if this is the name of its second pod.
+#[must_use]
+pub fn first_pod(name: &str) -> Option<&str> {
+    name.strip_suffix(SECOND_POD)
+}
+
+/// The name of the second pod of the workload for which this pod stands. Manifests of workloads that may have several pods at a
+/// time have both pods, because policy may cut the pods of one workload from each other.
+#[must_use]
+pub fn second_pod(name: &str) -> String {
+    format!("{name}{SECOND_POD}")
+}
+
 /// A workload, represented by one of its pods.
 struct GivenWorkload {
     of: Reference,
     pod: Object,
+    /// It may have two pods at a time.
+    is_replicated: bool,
 }
 
 impl GivenWorkload {
@@ -99,8 +118,7 @@ impl Offline {
     /// Combines all files.
     #[must_use]
     pub fn settled(self) -> Settled {
-        let Self { is_strict: _, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned } =
-            self;
+        let Self { is_strict, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned } = self;
         let (mut objects, mut skipped, mut notes) = (objects, skipped, notes);
         // A given pod represents its owner, and the owner of that owner.
         let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
@@ -122,6 +140,12 @@ impl Offline {
         for workload in workloads.iter().filter(stands) {
             let pod = workload.under_a_free_name(&taken, &mut notes);
             taken.insert(pod.key.clone());
+            if workload.is_replicated && !is_strict {
+                let mut second = pod.clone();
+                second.key.name = second_pod(&pod.key.name);
+                second.value["metadata"]["name"] = json!(second.key.name);
+                objects.push(second);
+            }
             objects.push(pod);
         }
         let (mirrored, others): (Vec<_>, Vec<_>) =
@@ -132,8 +156,19 @@ impl Offline {
     }
 
     fn add(&mut self, file: &str, mut document: Document) -> Result<(), Vec<Problem>> {
+        if !self.is_strict {
+            generate_name(file, &mut document);
+        }
         let text = |name: &str| document.value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
+        // One with metadata or spec may be a policy that lacks them by mistake.
+        let is_other = document.value.is_object()
+            && ["metadata", "spec"].iter().all(|field| document.value.get(*field).is_none());
+        if api_version.is_empty() && kind.is_empty() && is_other && !self.is_strict {
+            let first = document.lines.first;
+            self.notes.push(format!("{file}:{first} is no manifest: it has neither apiVersion nor kind"));
+            return Ok(());
+        }
         if api_version.is_empty() || kind.is_empty() {
             // A missing field is reported there.
             return object(file, document).map(drop);
@@ -148,10 +183,11 @@ impl Offline {
                     self.make_readable(kind, file, &mut document);
                 }
                 let object = object(file, document)?;
-                if let Some(problem) = self.seen.twice(&object) {
-                    return Err(vec![problem]);
+                match self.seen.twice(&object) {
+                    None => self.objects.push(object),
+                    Some(problem) if self.is_strict => return Err(vec![problem]),
+                    Some(_) => self.give_again(object),
                 }
-                self.objects.push(object);
             }
             Meaning::Unrelated => self.add_other(&api_version, file, document)?,
             Meaning::Mistake(error) => {
@@ -178,16 +214,40 @@ impl Offline {
             return Ok(());
         }
         let of = Reference::of(&document.value);
-        if let Some(first) = self.workloads.iter().find(|workload| workload.of == of) {
+        let first = self.workloads.iter().position(|workload| workload.of == of);
+        if let Some(first) = first.and_then(|first| self.workloads.get(first)).filter(|_| self.is_strict) {
             let error = FieldError::new("", format!("the object was given before, at {}", first.pod.origin));
             return Err(vec![problem(file, &document, &of.to_string(), error)]);
         }
         match pod_of(file, &document) {
-            Some(Ok(pod)) => self.workloads.push(GivenWorkload { of, pod }),
+            Some(Ok(pod)) => {
+                let is_replicated = is_replicated(&document.value, &pod.value);
+                let workload = GivenWorkload { of, pod, is_replicated };
+                match first.and_then(|first| self.workloads.get_mut(first)) {
+                    None => self.workloads.push(workload),
+                    Some(first) => {
+                        if first.pod.value != workload.pod.value {
+                            let (name, origins) =
+                                (first.of.to_string(), [&first.pod.origin, &workload.pod.origin]);
+                            self.notes.push(given_twice(&name, origins));
+                        }
+                        *first = workload;
+                    }
+                }
+            }
             Some(Err(problems)) if is_workload => return Err(problems),
             Some(Err(_)) | None => self.skip(file, &document),
         }
         Ok(())
+    }
+
+    /// Replaces an object that was given before, as `kubectl apply` would. People keep variants of objects side by side.
+    fn give_again(&mut self, object: Object) {
+        let Some(first) = self.objects.iter_mut().find(|first| first.key == object.key) else { return };
+        if first.value != object.value {
+            self.notes.push(given_twice(&object.key.to_string(), [&first.origin, &object.origin]));
+        }
+        *first = object;
     }
 
     fn skip(&mut self, file: &str, document: &Document) {
@@ -209,6 +269,10 @@ impl Offline {
             _ => {}
         }
     }
+}
+
+fn given_twice(name: &str, [first, second]: [&Origin; 2]) -> String {
+    format!("{name} is given twice, and differently, at {first} and {second}: the latter counts")
 }
 
 /// Whether objects of this kind are records that no verdict depends on.
@@ -269,6 +333,41 @@ fn owners(value: &Value) -> impl Iterator<Item = Reference> {
     })
 }
 
+/// Gives an object with `generateName` a name as the API server does, by its line.
+fn generate_name(file: &str, document: &mut Document) {
+    let first = document.lines.first;
+    let Some(metadata) = document.value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let prefix = metadata.get("generateName").and_then(Value::as_str).map(str::to_owned);
+    if let Some(prefix) = prefix.filter(|_| !metadata.contains_key("name")) {
+        let name = format!("{prefix}{}", name_of(&format!("{file}:{first}"), 5));
+        metadata.insert("name".to_owned(), json!(name));
+    }
+}
+
+/// Returns whether a workload may have two pods with networks of their own at a time. Kinds that Tortie does not know count as those
+/// that do, unless they say otherwise.
+fn is_replicated(workload: &Value, pod: &Value) -> bool {
+    if pod["spec"]["hostNetwork"] == true {
+        return false;
+    }
+    let spec = &workload["spec"];
+    let number = |value: &Value| value.as_u64();
+    let of_job = |spec: &Value| {
+        let parallelism = number(&spec["parallelism"]).unwrap_or(1);
+        parallelism.min(number(&spec["completions"]).unwrap_or(parallelism)) > 1
+    };
+    match workload["kind"].as_str() {
+        Some("Job") => of_job(spec),
+        Some("CronJob") => {
+            let overlaps = spec["concurrencyPolicy"].as_str().is_none_or(|policy| policy == "Allow");
+            overlaps || of_job(&spec["jobTemplate"]["spec"])
+        }
+        Some("DaemonSet") => true,
+        // An autoscaler decides where a manifest does not.
+        _ => number(&spec["replicas"]).is_none_or(|replicas| replicas > 1),
+    }
+}
+
 /// The pod that a workload (Deployment, DaemonSet, StatefulSet, ReplicaSet, Job, CronJob, and similar kinds) creates,
 /// under the workload's name; `None` if there is no pod template.
 fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>>> {
@@ -293,7 +392,7 @@ fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>
     lines.extend(document.lines.below(&format!("{path}.metadata.labels"), "metadata.labels"));
     lines.extend(document.lines.below(&format!("{path}.spec"), "spec"));
     let owner = of.to_string();
-    Some(object(file, Document { value, lines }).map_err(|problems| {
+    Some(object(file, Document { value, lines, ..Document::default() }).map_err(|problems| {
         let of_workload = |mut problem: Problem| {
             if problem.field.starts_with("spec") || problem.field.starts_with("metadata.labels") {
                 problem.field = format!("{path}.{}", problem.field);

@@ -10,7 +10,7 @@ use tortie_api::to_yaml;
 fn lines_of_fields_below_very_long_names_take_no_more_memory_than_the_file() {
     let (name, items) = ("x".repeat(10_000), "      - 1\n".repeat(200));
     let text = format!(
-        "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nstatus:\n  extra:\n    ? {name}\n    :\n{items}  last: 1\n"
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: 'n'}}\nstatus:\n  extra:\n    ? {name}\n    :\n{items}  last: 1\n"
     );
     let objects = read("m.yml", &text).unwrap();
     let line = |field: &str| objects[0].lines.of(&format!("status.{field}"));
@@ -52,7 +52,7 @@ fn nested_anchors_count_as_aliases_do() {
     let text = |anchors: usize| {
         let begin: String = (0..anchors).map(|number| format!("[&a{number} ")).collect();
         format!(
-            "apiVersion: v1\nkind: Node\nmetadata: {{name: n}}\nstatus: {{extra: {begin}{values}{}}}\n",
+            "apiVersion: v1\nkind: Node\nmetadata: {{name: 'n'}}\nstatus: {{extra: {begin}{values}{}}}\n",
             "]".repeat(anchors)
         )
     };

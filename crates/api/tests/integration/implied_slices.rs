@@ -5,15 +5,15 @@ use tortie_api::kubernetes::{implied_slices, is_implied};
 use tortie_api::manifest::read;
 
 const PODS: &str = "
-{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: n, labels: {app: w}}, spec: {nodeName: n1, containers: [{name: c, ports: [{containerPort: 8080, name: web}, {containerPort: 53, name: dns, protocol: UDP}]}]}, status: {podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}, {ip: 'fd00::1'}]}}
+{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: 'n', labels: {app: w}}, spec: {nodeName: n1, containers: [{name: c, ports: [{containerPort: 8080, name: web}, {containerPort: 53, name: dns, protocol: UDP}]}]}, status: {podIP: 10.0.0.1, podIPs: [{ip: 10.0.0.1}, {ip: 'fd00::1'}]}}
 ---
-{apiVersion: v1, kind: Pod, metadata: {name: b, namespace: n, labels: {app: w}}, spec: {containers: [{name: c, ports: [{containerPort: 9090, name: web}]}]}, status: {podIP: 10.0.0.2, conditions: [{type: Ready, status: 'False'}]}}
+{apiVersion: v1, kind: Pod, metadata: {name: b, namespace: 'n', labels: {app: w}}, spec: {containers: [{name: c, ports: [{containerPort: 9090, name: web}]}]}, status: {podIP: 10.0.0.2, conditions: [{type: Ready, status: 'False'}]}}
 ---
-{apiVersion: v1, kind: Pod, metadata: {name: ended, namespace: n, labels: {app: w}}, spec: {containers: [{name: c}]}, status: {phase: Succeeded, podIP: 10.0.0.3}}
+{apiVersion: v1, kind: Pod, metadata: {name: ended, namespace: 'n', labels: {app: w}}, spec: {containers: [{name: c}]}, status: {phase: Succeeded, podIP: 10.0.0.3}}
 ---
-{apiVersion: v1, kind: Pod, metadata: {name: young, namespace: n, labels: {app: w}}, spec: {containers: [{name: c}]}}
+{apiVersion: v1, kind: Pod, metadata: {name: young, namespace: 'n', labels: {app: w}}, spec: {containers: [{name: c}]}}
 ---
-{apiVersion: v1, kind: Pod, metadata: {name: other, namespace: n, labels: {app: x}}, spec: {containers: [{name: c}]}, status: {podIP: 10.0.0.4}}
+{apiVersion: v1, kind: Pod, metadata: {name: other, namespace: 'n', labels: {app: x}}, spec: {containers: [{name: c}]}, status: {podIP: 10.0.0.4}}
 ---
 {apiVersion: v1, kind: Pod, metadata: {name: elsewhere, namespace: m, labels: {app: w}}, spec: {containers: [{name: c}]}, status: {podIP: 10.0.0.5}}
 ";
@@ -21,7 +21,7 @@ const PODS: &str = "
 /// The slices of a Service with this spec, given other documents, each as one line.
 fn slices(spec: &str, others: &str) -> Vec<String> {
     let service = format!(
-        "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s, namespace: n}}, spec: {spec}}}\n"
+        "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s, namespace: 'n'}}, spec: {spec}}}\n"
     );
     let objects = read("m.yml", &[PODS, &service, others].concat()).unwrap();
     let slices = implied_slices(objects.iter().map(|object| (&object.key, &object.value)));
@@ -90,7 +90,7 @@ fn existing_slices_take_precedence() {
     let spec = "{selector: {app: w}, ports: [{port: 80}]}";
     let slice = |name: &str, service: &str| {
         format!(
-            "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: {name}, namespace: n, labels: {{kubernetes.io/service-name: {service}}}}}, addressType: IPv4, endpoints: []}}\n"
+            "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: {name}, namespace: 'n', labels: {{kubernetes.io/service-name: {service}}}}}, addressType: IPv4, endpoints: []}}\n"
         )
     };
     assert!(slices(spec, &slice("s-1", "s")).is_empty());

@@ -35,7 +35,7 @@ fn the_seed_manifests_are_read_unchanged() {
 /// A policy with `rule` as its only ingress rule, on line 6.
 fn with_rule(rule: &str) -> String {
     format!(
-        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: p, namespace: n}}\nspec:\n  ingress:\n  - {rule}\n"
+        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: p, namespace: 'n'}}\nspec:\n  ingress:\n  - {rule}\n"
     )
 }
 
@@ -87,6 +87,32 @@ fn ipam_settings() {
         .unwrap();
 }
 
+/// Calico's agents read these words in any case (`updateprocessors`), and kubectl stores them in the group of the definitions.
+#[test]
+fn words_count_in_any_case_in_the_group_of_calicos_definitions() {
+    let policy = |group: &str, words: [&str; 4]| {
+        let [types, action, protocol, not_protocol] = words;
+        format!(
+            "apiVersion: {group}\nkind: GlobalNetworkPolicy\nmetadata: {{name: p}}\nspec: {{types: [{types}], ingress: [\
+             {{action: {action}, protocol: {protocol}}}, {{action: {action}, notProtocol: {not_protocol}}}]}}\n"
+        )
+    };
+    let right = read("m.yml", &policy("projectcalico.org/v3", ["Ingress", "Deny", "UDP", "ICMPv6"])).unwrap();
+    for words in [["ingress", "deny", "udp", "icmpv6"], ["INGRESS", "dEnY", "Udp", "ICMPV6"]] {
+        let read = read("m.yml", &policy("crd.projectcalico.org/v1", words)).unwrap();
+        let resources = [&right, &read].map(|all| format!("{:?}", all[0].resource));
+        assert_eq!(resources[0], resources[1]);
+        assert_eq!(tortie_api::spelling::check(read[0].key.kind, &read[0].value).len(), 5, "{words:?}");
+        let mut corrected = read[0].value.clone();
+        tortie_api::spelling::correct(read[0].key.kind, &mut corrected);
+        assert_eq!(corrected["spec"], right[0].value["spec"]);
+        let found = problems(&policy("projectcalico.org/v3", words));
+        assert!(found[0].contains("spec.types[0]: ") && found.len() == 5, "{found:?}");
+    }
+    let wrong = problems(&policy("crd.projectcalico.org/v1", ["ingres", "deny", "udp", "tcp"]));
+    assert!(wrong[0].contains("spec.types[0]: unknown variant `ingres`"), "{wrong:?}");
+}
+
 #[test]
 fn bad_input() {
     let policy = "m.yml:6: NetworkPolicy n/p: spec.ingress[0].";
@@ -94,6 +120,9 @@ fn bad_input() {
         ("{action: Allow, source: {selectr: a == 'b'}}", "source.selectr: unknown field `selectr`"),
         ("{action: Allow, notSelector: a == 'b'}", "notSelector: unknown field `notSelector`"),
         ("{action: Permit}", "action: unknown variant `Permit`"),
+        ("{action: allow}", "action: \"allow\" must be written Allow"),
+        ("{action: Allow, protocol: tcp}", "protocol: \"tcp\" must be written TCP"),
+        ("{action: Allow, notProtocol: icmpv6}", "notProtocol: \"icmpv6\" must be written ICMPv6"),
         ("{}", "missing field `action`"),
         (
             "{action: Allow, source: {selector: a = 'b'}}",
@@ -182,7 +211,7 @@ fn bad_input() {
             "m.yml:3: Namespace Big: metadata.name: \"Big\" must be lower-case",
         ),
         (
-            "apiVersion: v1\nkind: Namespace\nmetadata: {name: n, namespace: m}\n".to_owned(),
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: 'n', namespace: m}\n".to_owned(),
             "m.yml:3: Namespace n: metadata.namespace: a Namespace belongs to no namespace",
         ),
         (format!("{pod}spec:\n  contaners: []\n"), "m.yml:6: Pod default/p: spec.contaners: unknown field; did you mean \"containers\"?"),
@@ -400,6 +429,55 @@ proptest! {
     }
 }
 
+/// Plain text means what it means to kubectl (`kubectl annotate --local -o json` of 1.36 gave the values).
+#[test]
+fn plain_text_is_read_as_kubectl_reads_it() {
+    for (text, expected) in [
+        ("[y, Y, yes, Yes, YES, on, On, ON]", json!([true, true, true, true, true, true, true, true])),
+        (
+            "[n, N, no, No, NO, off, Off, OFF]",
+            json!([false, false, false, false, false, false, false, false]),
+        ),
+        ("[yEs, oN, 'yes', \"no\", !!str on, yes sir]", json!(["yEs", "oN", "yes", "no", "on", "yes sir"])),
+        ("[017620, 0443, 0100, 00, -010, +7]", json!([8080, 291, 64, 0, -8, 7])),
+        ("[0x50, 0X1f, -0x10, 0b101, 0B1, 0o17, 0O7]", json!([80, 31, -16, 5, 1, 15, 7])),
+        ("[08, 09, 0899, 1_000, 0_17, 0x_5]", json!([8, 9, 899, 1000, 15, 5])),
+        ("[1e3, 1.50, .5, 5., 1_0.5, -.5e1]", json!([1000, 1.5, 0.5, 5, 10.5, -5])),
+        ("[18446744073709551615, -9223372036854775808]", json!([u64::MAX, i64::MIN])),
+        ("[0x, 0b2, 0xg, 1.2.3, 1e, e5, ._5, '0x50', 10.0.0.1, 2026-01-01, 1-2, +, '-']", {
+            let text = [
+                "0x",
+                "0b2",
+                "0xg",
+                "1.2.3",
+                "1e",
+                "e5",
+                "._5",
+                "0x50",
+                "10.0.0.1",
+                "2026-01-01",
+                "1-2",
+                "+",
+                "-",
+            ];
+            json!(text)
+        }),
+        ("{y: 1, 0x10: 2, 010: 3, 1.5: 4}", json!({"true": 1, "16": 2, "8": 3, "1.5": 4})),
+        ("{a: &key web, *key : 1}", json!({"a": "web", "web": 1})),
+    ] {
+        let node = format!("apiVersion: v1\nkind: Node\nmetadata: {{name: 'n'}}\nstatus:\n  extra: {text}\n");
+        let read = read("m.yml", &node).unwrap_or_else(|problems| panic!("{text}: {problems:?}"));
+        assert_eq!(read[0].value["status"]["extra"], expected, "{text}");
+    }
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: a, labels: {public: yes}}\nspec: {containers: [{name: c}]}\n";
+    assert_eq!(
+        problems(pod),
+        ["m.yml:3: Pod default/a: metadata.labels.public: must be text; put the value in quotes"]
+    );
+    assert!(problems("{y: 1, true: 2}")[0].contains("the field is given twice"));
+    assert!(problems("{~: 1}")[0].contains("a field's name must be text"));
+}
+
 /// Objects exported by kubectl and calicoctl are recognised, without what only their cluster can use.
 #[test]
 fn exported_objects() {
@@ -487,7 +565,7 @@ spec: {bgp: {ipv4Address: 192.0.2.1/24}, ipv4VXLANTunnelAddr: 10.0.0.1}
 fn merge_keys() {
     let policy = |merge: &str| {
         format!(
-            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: p}}\nspec:\n  podSelector:\n    matchLabels: &base {{app: a, tier: x}}\n  ingress:\n  - from:\n    - podSelector:\n        matchLabels:\n          {merge}\n          tier: y\n"
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: p}}\nspec:\n  podSelector:\n    matchLabels: &base {{app: a, tier: x}}\n  ingress:\n  - from:\n    - podSelector:\n        matchLabels:\n          {merge}\n          tier: 'y'\n"
         )
     };
     let labels = |merge: &str| {

@@ -8,7 +8,7 @@ use tortie_api::{Key, Kind, Resource, manifest};
 /// The problems with a manifest; none where it is accepted.
 fn problems(kind: &str, name: &str, spec: &str) -> String {
     let namespace =
-        if kind.starts_with("Global") || kind.starts_with("StagedGlobal") { "" } else { ", namespace: n" };
+        if kind.starts_with("Global") || kind.starts_with("StagedGlobal") { "" } else { ", namespace: 'n'" };
     let namespace = if ["Tier", "HostEndpoint", "Profile"].contains(&kind) { "" } else { namespace };
     let text = format!(
         "{{apiVersion: projectcalico.org/v3, kind: {kind}, metadata: {{name: {name}{namespace}}}, spec: {spec}}}\n"
@@ -47,7 +47,7 @@ fn what_calico_accepts_is_accepted() {
         ("NetworkPolicy", "{ingress: [{action: Allow, notProtocol: ICMP, ipVersion: 4}]}"),
         ("NetworkPolicy", "{types: [Ingress, Egress], performanceHints: [AssumeNeededOnEveryNode]}"),
         ("StagedNetworkPolicy", "{stagedAction: Delete}"),
-        ("HostEndpoint", "{node: n, interfaceName: eth0, ports: [{name: web, protocol: TCP, port: 80}]}"),
+        ("HostEndpoint", "{node: 'n', interfaceName: eth0, ports: [{name: web, protocol: TCP, port: 80}]}"),
         ("Profile", "{labelsToApply: {a: b}}"),
     ] {
         let found = problems(kind, "x", spec);
@@ -126,13 +126,13 @@ fn what_calico_rejects_is_rejected() {
         (
             "HostEndpoint",
             "x",
-            "{node: n, interfaceName: eth0, ports: [{protocol: TCP, port: 80}]}".into(),
+            "{node: 'n', interfaceName: eth0, ports: [{protocol: TCP, port: 80}]}".into(),
             "spec.ports[0]",
         ),
         (
             "HostEndpoint",
             "x",
-            "{node: n, interfaceName: eth0, ports: [{name: '', protocol: TCP, port: 80}]}".into(),
+            "{node: 'n', interfaceName: eth0, ports: [{name: '', protocol: TCP, port: 80}]}".into(),
             "spec.ports[0]",
         ),
     ];

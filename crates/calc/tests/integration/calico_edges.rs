@@ -99,7 +99,7 @@ apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metad
         ),
         Case(
             "a host endpoint of all interfaces judges what its node forwards for pods (43)",
-            "kind: HostEndpoint, metadata: {name: h, labels: {on: host}}, spec: {node: n1, interfaceName: '*', profiles: [projectcalico-default-allow]}
+            "kind: HostEndpoint, metadata: {name: h, labels: {'on': host}}, spec: {node: n1, interfaceName: '*', profiles: [projectcalico-default-allow]}
 ---
 kind: GlobalNetworkPolicy, metadata: {name: p}, spec: {selector: on == 'host', applyOnForward: true, ingress: [{action: Deny, destination: {ports: [80]}, protocol: TCP}, {action: Allow}], egress: [{action: Allow}]}",
             &["10.0.0.1 > 10.0.0.2 6/81", "198.51.100.9 > 10.0.0.3 6/80", "10.0.0.1 > 192.0.2.1 6/80"],
@@ -107,7 +107,7 @@ kind: GlobalNetworkPolicy, metadata: {name: p}, spec: {selector: on == 'host', a
         ),
         Case(
             "and before DNAT, also where an interface has a host endpoint without such policy (43)",
-            "kind: HostEndpoint, metadata: {name: h, labels: {on: host}}, spec: {node: n1, interfaceName: '*'}
+            "kind: HostEndpoint, metadata: {name: h, labels: {'on': host}}, spec: {node: n1, interfaceName: '*'}
 ---
 kind: HostEndpoint, metadata: {name: i}, spec: {node: n1, interfaceName: eth0, profiles: [projectcalico-default-allow]}
 ---
@@ -117,7 +117,7 @@ kind: GlobalNetworkPolicy, metadata: {name: p}, spec: {selector: on == 'host', a
         ),
         Case(
             "but doNotTrack does not concern it (43)",
-            "kind: HostEndpoint, metadata: {name: h, labels: {on: host}}, spec: {node: n1, interfaceName: '*', profiles: [projectcalico-default-allow]}
+            "kind: HostEndpoint, metadata: {name: h, labels: {'on': host}}, spec: {node: n1, interfaceName: '*', profiles: [projectcalico-default-allow]}
 ---
 kind: GlobalNetworkPolicy, metadata: {name: p}, spec: {selector: on == 'host', applyOnForward: true, doNotTrack: true, ingress: [{action: Deny}]}",
             &["198.51.100.9 > 192.0.2.1 6/80"],
@@ -125,7 +125,7 @@ kind: GlobalNetworkPolicy, metadata: {name: p}, spec: {selector: on == 'host', a
         ),
         Case(
             "answers of failsafe ports skip doNotTrack (16)",
-            "kind: HostEndpoint, metadata: {name: h, labels: {on: host}}, spec: {node: n1, interfaceName: eth0, profiles: [projectcalico-default-allow]}
+            "kind: HostEndpoint, metadata: {name: h, labels: {'on': host}}, spec: {node: n1, interfaceName: eth0, profiles: [projectcalico-default-allow]}
 ---
 kind: GlobalNetworkPolicy, metadata: {name: p}, spec: {selector: on == 'host', applyOnForward: true, doNotTrack: true, ingress: [{action: Deny, protocol: UDP}]}",
             &["198.51.100.9 > 192.0.2.1 17/9999/53"],

@@ -60,6 +60,7 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
             destination_port: packet.destination_port,
             icmp: packet.icmp,
             via: None,
+            by_node: None,
         };
         let answer = oracle.evaluate(&question).map_err(|error| error.to_string())?;
         let flow = Flow {

@@ -53,7 +53,9 @@ impl<'a> Deployed<'a> {
         identify(&mut value);
         match store.create(&key, value).await {
             // The API server gives it another uid than the one that was sent.
-            Ok(_) => Self::found(store).await,
+            Ok(_) => {
+                Self::found(store).await?.with_context(|| format!("namespace {NAMESPACE} is gone again"))
+            }
             Err(StoreError::AlreadyExists(_)) => {
                 let existing = store.get(&key).await?;
                 match existing.is_some_and(|existing| is_of_test(&existing)) {
@@ -69,16 +71,16 @@ impl<'a> Deployed<'a> {
         }
     }
 
-    /// What another test has left.
-    pub(super) async fn found(store: &'a dyn Store) -> anyhow::Result<Self> {
-        let existing = read(store, &plan::namespace().0).await?;
-        let existing = existing.with_context(|| format!("namespace {NAMESPACE} does not exist"))?;
+    /// Finds the namespace of an earlier test, if one has left it.
+    pub(super) async fn found(store: &'a dyn Store) -> anyhow::Result<Option<Self>> {
+        let Some(existing) = read(store, &plan::namespace().0).await? else { return Ok(None) };
         if !is_of_test(&existing) {
             bail!(
                 "namespace {NAMESPACE} was not created by a test (it has no label {LABEL}); nothing was deleted"
             );
         }
-        Ok(Self { store, uid: existing.value["metadata"]["uid"].clone(), is_stopped: Cell::new(false) })
+        let uid = existing.value["metadata"]["uid"].clone();
+        Ok(Some(Self { store, uid, is_stopped: Cell::new(false) }))
     }
 
     /// Ends the test: from now on nothing is created, and nothing is waited for.

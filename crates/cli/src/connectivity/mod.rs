@@ -92,7 +92,13 @@ impl ConnectivityCommand {
             Self::Test(test) => test.run(),
             Self::Cleanup(ConnectivityCleanup { store }) => crate::runtime()?.block_on(async {
                 let store = store.open().await?;
-                let removed = Deployed::found(&*store).await?.remove().await?;
+                let Some(found) = Deployed::found(&*store).await? else {
+                    output::line(&format!(
+                        "there is nothing to delete: namespace {NAMESPACE} does not exist"
+                    ));
+                    return Ok(ExitCode::SUCCESS);
+                };
+                let removed = found.remove().await?;
                 output::line(&format!(
                     "namespace {NAMESPACE} and {} deleted",
                     output::count(removed, "object")

@@ -9,7 +9,8 @@ use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 use super::plan::{About, From, NAMESPACE, Node, Os, PlannedCheck, SERVICE_PORT, To, server, service};
 use super::report::CheckOutcome;
 use crate::port::PortSpec;
-use crate::{explain, output, service as services, vxlan_ports};
+use crate::service::Services;
+use crate::{explain, output, vxlan_ports};
 
 /// The source port of the questions; rules that depend on it are rare.
 const SOURCE_PORT: u16 = 40_000;
@@ -106,7 +107,8 @@ impl Known<'_> {
         };
         let port = PortSpec::read(check.about.port()).map_err(|error| error.to_string())?;
         let to_service = |name: &str| {
-            let translated = services::named(self.snapshot, name, port).map_err(|error| error.to_string());
+            let translated =
+                Services::of(self.snapshot).named(name, "default", port).map_err(|error| error.to_string());
             translated.map(|to| explain::questions(&from, &to, port, SOURCE_PORT))
         };
         match (check.about, check.to) {
@@ -127,7 +129,7 @@ impl Known<'_> {
             (_, To::Server(_)) => return None,
         };
         let port = PortSpec::read(port).ok()?;
-        services::named(self.snapshot, &name, port).err().map(|error| error.to_string())
+        Services::of(self.snapshot).named(&name, "default", port).err().map(|error| error.to_string())
     }
 
     /// What a node's agent reports that can be the reason, or that it does not report.

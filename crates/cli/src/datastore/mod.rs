@@ -47,9 +47,13 @@ pub(crate) enum DatastoreCommand {
 /// The subcommands of `calicoctl datastore migrate`.
 #[derive(Subcommand)]
 pub(crate) enum MigrateCommand {
+    /// Lock the datastore, as tortie datastore lock
     Lock(Lock),
+    /// Unlock the datastore, as tortie datastore unlock
     Unlock(Unlock),
+    /// Write what a locked datastore has in the form of calicoctl
     Export(export::Export),
+    /// Put what was exported into another datastore, as tortie datastore import
     Import(import::Import),
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use tortie_api::manifest::first_pod;
 use tortie_reach::Sample;
 use tortie_selector::Selector;
 
@@ -118,8 +119,9 @@ fn selected(text: &str) -> Result<Ends, String> {
     Ok(Ends::Selected(namespace, selector))
 }
 
-/// Whether the name matches a pattern in which `*` stands for any text.
+/// Returns whether the name matches a pattern in which `*` stands for any text. The second pod of a workload has the name of the first one.
 pub(super) fn matches(pattern: &str, name: &str) -> bool {
+    let name = first_pod(name).unwrap_or(name);
     let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(first) else { return false };
     let mut parts: Vec<&str> = rest.split('*').collect();

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_api::net::{IpVersion, Protocol};
 use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
-use tortie_reach::{CLIENT_PORT, ClassKind, Classes, Sample, Why};
+use tortie_reach::{CLIENT_PORT, Class, ClassKind, Classes, Sample, Why};
 
 use super::sentence::{End, Ends, Expectation, matches, port_text};
-use crate::decided;
 use crate::port::PortSpec;
+use crate::service::{Services, Translation};
+use crate::{decided, explain};
 
 /// The result of an expectation.
 pub(super) enum Outcome {
@@ -29,6 +30,7 @@ impl Outcome {
 pub(super) struct Verdicts<'a> {
     snapshot: &'a Snapshot,
     oracle: Oracle<'a>,
+    services: Services<'a>,
     classes: Classes,
     /// The class of each pod, each node and some outsiders.
     class_of: BTreeMap<Peer, usize>,
@@ -49,11 +51,11 @@ impl<'a> Verdicts<'a> {
             (peer, pod.node().to_owned())
         });
         let nodes = pods.collect();
-        let members = |(index, class): (usize, &tortie_reach::Class)| {
+        let members = |(index, class): (usize, &Class)| {
             class.members.iter().map(|peer| (peer.clone(), index)).collect::<Vec<_>>()
         };
         let class_of = classes.all().iter().enumerate().flat_map(members).collect();
-        Self { snapshot, oracle, classes, class_of, nodes }
+        Self { snapshot, oracle, services: Services::of(snapshot), classes, class_of, nodes }
     }
 
     pub(super) fn judge(&self, expectation: &Expectation) -> Outcome {
@@ -105,6 +107,10 @@ impl<'a> Verdicts<'a> {
 
     /// The kind of the packets, if the ends are in classes.
     fn kind(&self, from: &Peer, to: &Peer, sample: &Sample) -> Option<Kind> {
+        // Of a class, each node may translate its ports to other backends.
+        if !matches!(self.translation(from, to, sample), Translation::No) {
+            return None;
+        }
         let (from_class, to_class) = (*self.class_of.get(from)?, *self.class_of.get(to)?);
         Some((from_class, to_class, self.are_together(from, to), *sample))
     }
@@ -124,16 +130,31 @@ impl<'a> Verdicts<'a> {
         }
     }
 
+    /// The targets of packets to a Service, to a node port or to a host port.
+    fn translation(&self, from: &Peer, to: &Peer, sample: &Sample) -> Translation {
+        let Sample { protocol, destination_port: port, icmp, .. } = *sample;
+        self.services.translate(from, to, PortSpec { protocol, port, icmp })
+    }
+
+    /// The question about a packet, or one for each backend that its node may choose; the reason if its node drops it.
+    fn questions(&self, from: &Peer, to: &Peer, sample: &Sample) -> Result<Vec<Question>, String> {
+        let Sample { protocol, source_port, destination_port: port, icmp } = *sample;
+        let packet = PortSpec { protocol, port, icmp };
+        match self.translation(from, to, sample) {
+            Translation::To(translated) => Ok(explain::questions(from, &translated, packet, source_port)),
+            Translation::No => Ok(vec![explain::question(from.clone(), to.clone(), packet, source_port)]),
+            Translation::Dropped(reason) => Err(reason),
+        }
+    }
+
     /// Who decides, if the verdict in any family is not the expected one; empty if there are no such packets.
     fn wrong(&self, from: &Peer, to: &Peer, sample: &Sample, reaches: bool) -> Option<String> {
-        let question = Question {
-            from: from.clone(),
-            to: to.clone(),
-            protocol: sample.protocol,
-            source_port: sample.source_port,
-            destination_port: sample.destination_port,
-            icmp: sample.icmp,
-            via: None,
+        let questions = match self.questions(from, to, sample) {
+            Ok(questions) => questions,
+            Err(reason) if reaches => {
+                return Some(format!("{} is dropped ({reason})", port_text(sample)));
+            }
+            Err(_) => return None,
         };
         let mut judged = false;
         for family in [IpVersion::V4, IpVersion::V6] {
@@ -144,9 +165,12 @@ impl<'a> Verdicts<'a> {
             if sample.protocol == other {
                 continue;
             }
-            let Ok(answer) = self.oracle.evaluate_by(&question, family) else { continue };
-            judged = true;
-            if (answer.verdict == Verdict::Allow) != reaches {
+            for question in &questions {
+                let Ok(answer) = self.oracle.evaluate_by(question, family) else { continue };
+                judged = true;
+                if (answer.verdict == Verdict::Allow) == reaches {
+                    continue;
+                }
                 let word = if reaches { "denied" } else { "allowed" };
                 let reasons = Why::of(&answer).by;
                 let by: Vec<String> = reasons
@@ -217,7 +241,7 @@ impl<'a> Verdicts<'a> {
                 if from.kind == ClassKind::Outside && to.kind == ClassKind::Outside {
                     continue;
                 }
-                sentences.extend(self.sentences(&from.members, &to.members));
+                sentences.extend(self.sentences(from, to));
             }
         }
         sentences
@@ -225,18 +249,20 @@ impl<'a> Verdicts<'a> {
 
     /// Sentences about packets between the members of two classes. Where the verdict depends on the pair, as between
     /// nodes and on one node, or on the family, there is none.
-    fn sentences(&self, from: &[Peer], to: &[Peer]) -> Vec<String> {
+    fn sentences(&self, from: &Class, to: &Class) -> Vec<String> {
         let ports = self.classes.ports();
         let clients = ports.of_clients();
         // One pair on one node and one between nodes stand for all.
-        let of = |together| pairs(from, to).find(|(from, to)| self.are_together(from, to) == together);
+        let of = |together| {
+            pairs(&from.members, &to.members).find(|(from, to)| self.are_together(from, to) == together)
+        };
         let pairs: Vec<(&Peer, &Peer)> = [of(false), of(true)].into_iter().flatten().collect();
         let verdict = |sample: &Sample, reaches: bool| {
             let wrong = || pairs.iter().map(|(from, to)| self.wrong(from, to, sample, reaches));
             wrong().any(|by| by.is_none()) && wrong().flatten().all(|by| by.is_empty())
         };
         let samples: Vec<Sample> = clients.iter().map(|class| ports.sample(*class)).collect();
-        let (from_text, to_text) = (peers_text(from), peers_text(to));
+        let (from_text, to_text) = (peers_text(from.shown()), peers_text(to.shown()));
         let mut sentences = Vec::new();
         for (reaches, words) in [(true, "reaches"), (false, "does not reach")] {
             let fitting: Vec<&Sample> = samples.iter().filter(|sample| verdict(sample, reaches)).collect();
@@ -252,8 +278,8 @@ impl<'a> Verdicts<'a> {
     }
 }
 
-fn peers_text(peers: &[Peer]) -> String {
-    peers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+fn peers_text<'b>(peers: impl Iterator<Item = &'b Peer>) -> String {
+    peers.map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn ends_text(expectation: &Expectation) -> String {

@@ -33,7 +33,7 @@ impl ShowAddresses {
             return Ok(show_address(&blocks, address));
         }
         let mut rows =
-            vec![["GROUPING", "CIDR", "TOTAL", "IN USE", "FREE", "NODE"].map(str::to_owned).to_vec()];
+            vec![["GROUPING", "CIDR", "TOTAL", "IN USE", "FREE", "NAME"].map(str::to_owned).to_vec()];
         for stored in &snapshot.pools {
             let Some(cidr) =
                 stored.value["spec"]["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok())

@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tortie_api::manifest::{Object, Offline, Origin, Problem};
-use tortie_api::{FieldError, Key, Kind, support};
+use tortie_api::{FieldError, Key, Kind, spelling, support};
 
 use crate::checks::at;
 use crate::explain::{DENIED, coloured};
@@ -51,11 +51,19 @@ enum Rule {
     Unsupported,
     /// The field has no effect in Tortie.
     WithoutEffect,
+    /// Calico's API has the word in another case.
+    Spelling,
 }
 
 impl Rule {
-    const ALL: [Self; 5] =
-        [Self::Invalid, Self::Duplicate, Self::UnknownTier, Self::Unsupported, Self::WithoutEffect];
+    const ALL: [Self; 6] = [
+        Self::Invalid,
+        Self::Duplicate,
+        Self::UnknownTier,
+        Self::Unsupported,
+        Self::WithoutEffect,
+        Self::Spelling,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -64,6 +72,7 @@ impl Rule {
             Self::UnknownTier => "unknown-tier",
             Self::Unsupported => "unsupported",
             Self::WithoutEffect => "without-effect",
+            Self::Spelling => "spelling",
         }
     }
 
@@ -74,6 +83,7 @@ impl Rule {
             Self::UnknownTier => "The policy names a tier that is not in the manifests",
             Self::Unsupported => "Tortie refuses the field",
             Self::WithoutEffect => "The field has no effect in Tortie",
+            Self::Spelling => "Calico's API has the word in another case",
         }
     }
 
@@ -81,7 +91,7 @@ impl Rule {
     fn is_error(self) -> bool {
         match self {
             Self::Invalid | Self::Duplicate | Self::Unsupported => true,
-            Self::UnknownTier | Self::WithoutEffect => false,
+            Self::UnknownTier | Self::WithoutEffect | Self::Spelling => false,
         }
     }
 
@@ -239,5 +249,7 @@ fn of_object(object: &Object) -> Vec<(Rule, Problem)> {
     let has_annotations = matches!(kind, Kind::Pod | Kind::Namespace);
     let annotation = has_annotations.then(|| support::unsupported_annotation(kind, &object.value)).flatten();
     let without_effect = reported.chain(annotation).map(|error| (Rule::WithoutEffect, error));
-    refused.chain(without_effect).map(|(rule, error)| (rule, at(object, error))).collect()
+    // Of Calico's API, the reader refuses them.
+    let spelling = spelling::check(kind, &object.value).into_iter().map(|error| (Rule::Spelling, error));
+    refused.chain(without_effect).chain(spelling).map(|(rule, error)| (rule, at(object, error))).collect()
 }

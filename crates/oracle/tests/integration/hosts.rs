@@ -46,14 +46,14 @@ status: {podIP: 192.0.2.2}
 
 fn policy(name: &str, spec: &str) -> String {
     format!(
-        "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+        "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {{name: '{name}'}}\nspec: {spec}\n"
     )
 }
 
 /// A host endpoint of n2 with label `on=n2`.
 fn host(name: &str, spec: &str) -> String {
     format!(
-        "---\napiVersion: projectcalico.org/v3\nkind: HostEndpoint\nmetadata: {{name: {name}, labels: {{on: n2}}}}\nspec: {{node: n2, {spec}}}\n"
+        "---\napiVersion: projectcalico.org/v3\nkind: HostEndpoint\nmetadata: {{name: {name}, labels: {{'on': n2}}}}\nspec: {{node: n2, {spec}}}\n"
     )
 }
 
@@ -101,6 +101,7 @@ fn verdict(snapshot: &Snapshot, flow: &str) -> bool {
         destination_port: number.parse().unwrap(),
         icmp: None,
         via: via.map(|via| (via.ip(), via.port())),
+        by_node: None,
     };
     Oracle::new(snapshot).evaluate(&question).unwrap().verdict == Verdict::Allow
 }
@@ -167,6 +168,17 @@ fn cases() -> Vec<Case> {
             denied: &["web/a > web/b tcp/1", "web/b > outside tcp/1"],
         },
         Case {
+            what: "by a Service, a pod reaches itself as its own policies say (4)",
+            objects: policy(
+                "own",
+                "{selector: app == 'b', types: [Ingress, Egress], \
+                 ingress: [{action: Allow, protocol: TCP, source: {selector: app == 'b'}, destination: {ports: [1]}}], \
+                 egress: [{action: Allow, protocol: TCP, destination: {ports: [1, 2]}}]}",
+            ),
+            allowed: &["web/b > web/b tcp/1 via 10.96.0.9:80", "web/b > web/b tcp/3"],
+            denied: &["web/b > web/b tcp/2 via 10.96.0.9:80", "web/b > web/b tcp/3 via 10.96.0.9:80"],
+        },
+        Case {
             what: "a host endpoint without policy and profile is closed but for failsafe ports, and lets forwarded packets pass (16)",
             objects: host("h", "interfaceName: eth0"),
             allowed: &[
@@ -183,6 +195,13 @@ fn cases() -> Vec<Case> {
                 "outside > node/n2 udp/22",
                 "web/a > node/n2 tcp/80",
             ],
+        },
+        Case {
+            what: "a packet to another address of a node meets the host endpoint that has it (16)",
+            objects: host("other", "interfaceName: eth1, expectedIPs: [198.51.100.2]")
+                + &host("own", "interfaceName: eth0, expectedIPs: [192.0.2.2], profiles: [projectcalico-default-allow]"),
+            allowed: &["outside > node/n2 tcp/80", "outside > 192.0.2.2 tcp/80", "outside > 198.51.100.3 tcp/80"],
+            denied: &["outside > 198.51.100.2 tcp/80", "node/n1 > 198.51.100.2 tcp/80"],
         },
         Case {
             what: "the profile of automatic host endpoints allows everything (16)",
@@ -221,7 +240,7 @@ fn cases() -> Vec<Case> {
         Case {
             what: "a named interface before *; in the overlay packets come by the VXLAN device, which only * covers (16)",
             objects: host("eth", "interfaceName: eth0, expectedIPs: [192.0.2.2]")
-                + &host("rest", "interfaceName: '*'").replace("on: n2", "on: rest")
+                + &host("rest", "interfaceName: '*'").replace("'on': n2", "'on': rest")
                 + &policy(
                     "e",
                     "{selector: on == 'n2', applyOnForward: true, ingress: [{action: Allow, protocol: UDP}], egress: [{action: Allow}]}",

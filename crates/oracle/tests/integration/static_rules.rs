@@ -64,8 +64,16 @@ fn ask(from: &str, to: &str, protocol: Protocol, port: u16) -> Answer {
         Err(_) => Peer::Pod { namespace: "web".into(), name: text.into() },
     };
     let (from, to) = (peer(from), peer(to));
-    let question =
-        Question { from, to, protocol, source_port: 40_000, destination_port: port, icmp: None, via: None };
+    let question = Question {
+        from,
+        to,
+        protocol,
+        source_port: 40_000,
+        destination_port: port,
+        icmp: None,
+        via: None,
+        by_node: None,
+    };
     Oracle::new(&cluster()).evaluate(&question).unwrap()
 }
 
@@ -133,6 +141,7 @@ fn unreadable_static_rules_are_reported() {
         destination_port: 80,
         icmp: None,
         via: None,
+        by_node: None,
     };
     // From elsewhere, and from the pod's own node.
     for from in ["203.0.113.9", "172.16.0.3"] {

@@ -24,10 +24,12 @@ fn the_level_of_a_running_agent_changes() {
     let log = || std::fs::read_to_string(node.path("agent.log")).unwrap();
     assert!(!log().contains("DEBUG"), "{}", log());
 
-    let refused = log_level(&node, &["=loud"]);
-    assert!(!refused.status.success());
-    let problem = String::from_utf8_lossy(&refused.stderr);
-    assert!(problem.contains("=loud"), "{problem}");
+    for wrong in ["=loud", "debg"] {
+        let refused = log_level(&node, &[wrong]);
+        assert!(!refused.status.success());
+        let problem = String::from_utf8_lossy(&refused.stderr);
+        assert!(problem.contains(wrong), "{problem}");
+    }
     assert_eq!(shown(&node), "node one: info", "an invalid level changes nothing");
 
     assert!(log_level(&node, &["debug"]).status.success());

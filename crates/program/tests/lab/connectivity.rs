@@ -234,6 +234,7 @@ fn an_interrupted_test_cleans_up_and_foreign_namespaces_are_left_alone() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("connectivity cleanup"), "{refused:?}");
     lab.ok(&["connectivity", "cleanup"]);
+    assert!(lab.ok(&["connectivity", "cleanup"]).contains("there is nothing to delete"));
     assert_nothing_left(&lab, "");
 
     let namespace = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {NAMESPACE}}}\n");

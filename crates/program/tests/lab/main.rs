@@ -321,9 +321,9 @@ fn exec_and_capture(lab: &Lab) {
 fn bad_input_changes_nothing() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
-    let good = "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n---\n";
+    let good = "apiVersion: v1\nkind: Namespace\nmetadata: {name: 'n'}\n---\n";
     let policy =
-        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: p, namespace: n}\nspec:\n";
+        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: p, namespace: 'n'}\nspec:\n";
     for (name, bad, expected) in [
         (
             "field.yml",

@@ -78,7 +78,7 @@ fn an_interrupt_ends_each_command_that_waits() {
     lab.ok(&["apply", "--wait", "-f", &lab.example("policy-demo-policy.yml")]);
     let nowhere = lab.file(
         "nowhere.yml",
-        "apiVersion: v1\nkind: Pod\nmetadata: {name: nowhere}\nspec: {nodeSelector: {no: node}, containers: [{name: c}]}\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: nowhere}\nspec: {nodeSelector: {'no': node}, containers: [{name: c}]}\n",
     );
     for (arguments, line) in [
         (&["get", "pods", "-w"][..], "linux-client"),

@@ -40,17 +40,17 @@ fn a_host_network_pod_counts_as_its_node() {
     let mut running = lab.up(&[]);
     let pod = |name: &str, node: &str, more: &str| {
         format!(
-            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: n}}\nspec:\n  {more}\n  nodeSelector: \
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: 'n'}}\nspec:\n  {more}\n  nodeSelector: \
              {{kubernetes.io/hostname: {node}}}\n  containers: [{{name: c, ports: [{{containerPort: 8080}}]}}]\n"
         )
     };
     let host = "hostNetwork: true";
     let text = [
-        "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n",
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: 'n'}\n",
         &pod("on-primary", "primary", host),
         &pod("on-minion", "minion", host),
         &pod("denied", "primary", "hostNetwork: false"),
-        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: deny, namespace: n}\n\
+        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: deny, namespace: 'n'}\n\
          spec: {podSelector: {}, policyTypes: [Ingress]}\n",
     ];
     lab.ok(&["apply", "--wait", "-f", &lab.file("hosts.yml", &text.concat())]);
@@ -98,7 +98,7 @@ fn a_host_network_pod_counts_as_its_node() {
     }
 
     // A pod whose namespace does not exist reports it, and is connected once the namespace exists.
-    let lost = pod("lost", "primary", "hostNetwork: false").replace("namespace: n}", "namespace: nowhere}");
+    let lost = pod("lost", "primary", "hostNetwork: false").replace("namespace: 'n'}", "namespace: nowhere}");
     lab.ok(&["apply", "-f", &lab.file("lost.yml", &lost)]);
     lab.wait_until("it is reported", || {
         lab.ok(&["get", "pods"]).contains("Namespace nowhere does not exist")
@@ -117,12 +117,12 @@ fn linux_nodes_reach_every_block_of_a_windows_node() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     // Four of the eight addresses of a block are the node's own.
-    let mut text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n---\napiVersion: projectcalico.org/v3\nkind: IPPool\n\
+    let mut text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: 'n'}\n---\napiVersion: projectcalico.org/v3\nkind: IPPool\n\
         metadata: {name: small}\nspec: {cidr: 10.245.0.0/24, blockSize: 29, vxlanMode: Always, assignmentMode: Manual}\n"
         .to_owned();
     let mut pod = |name: &str, node: &str, annotations: &str| {
         text += &format!(
-            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: n, annotations: {{{annotations}}}}}\nspec:\n  \
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: 'n', annotations: {{{annotations}}}}}\nspec:\n  \
              nodeSelector: {{kubernetes.io/hostname: {node}}}\n  containers: [{{name: c, ports: [{{containerPort: 8080}}]}}]\n"
         );
     };

@@ -1,5 +1,8 @@
 //! Services whose backends come and go, and workloads whose pods are replaced.
 
+use std::net::TcpStream;
+use std::time::Duration;
+
 use rustix::process::Signal;
 
 use crate::support::{Lab, User, leftovers};
@@ -123,4 +126,88 @@ fn services_follow_their_backends_and_apply_waits_for_new_pods() {
     running.signal(Signal::TERM);
     running.wait();
     assert_eq!(leftovers(&lab), Vec::<String>::new());
+}
+
+/// A server with a port of its node, its Service, and a client on the other node.
+const WEB: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: calico-demo}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: calico-demo, labels: {app: web}}
+spec:
+  nodeSelector: {kubernetes.io/hostname: linux-2}
+  containers: [{name: c, ports: [{containerPort: 80, hostPort: 8088}]}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, namespace: calico-demo, labels: {app: client}}
+spec:
+  nodeSelector: {kubernetes.io/hostname: primary}
+  containers: [{name: c, ports: [{containerPort: 80}]}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: calico-demo}
+spec: {clusterIP: 10.96.0.77, type: NodePort, selector: {app: web}, ports: [{port: 80, nodePort: 30080}]}
+"#;
+
+/// The answers of `explain` about packets that somebody translates are those of the packets.
+#[test]
+fn explain_agrees_with_packets_to_services_and_ports_of_nodes() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "2"]);
+    lab.ok(&["apply", "--wait", "-f", &lab.file("web.yml", WEB)]);
+    lab.wait_for_pods();
+    let policy = |spec: &str| {
+        format!(
+            "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: p, namespace: calico-demo}}\nspec: {{selector: app == 'web', {spec}}}\n"
+        )
+    };
+    let namespaces = lab.namespaces();
+    let senders = [
+        ("192.0.2.1", namespaces.between_nodes()),
+        ("calico-demo/web", namespaces.of_pod("web")),
+        ("calico-demo/client", namespaces.of_pod("client")),
+    ];
+    // The Service, the port of the pod's node, that of the other node, the pod's own port of its node.
+    let targets = ["10.96.0.77:80", "192.0.2.12:30080", "192.0.2.11:30080", "192.0.2.12:8088"];
+    let is_asked = |from: &str, to: &str| match from {
+        // Strangers have no way to a Service's own address.
+        "192.0.2.1" => !to.starts_with("10."),
+        // Of packets to the ports of another node, `explain` says that its answer is about the node.
+        "calico-demo/web" => to != "192.0.2.11:30080",
+        _ => !to.starts_with("192.0.2.12"),
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    for spec in [
+        "types: [Egress], egress: [{action: Allow, destination: {selector: app == 'other'}}]",
+        "types: [Egress], egress: [{action: Allow, destination: {selector: app == 'web'}}]",
+        "types: [Ingress], ingress: [{action: Allow, source: {selector: app == 'client'}}]",
+        "types: [Ingress], ingress: [{action: Allow, source: {selector: app == 'web'}}]",
+        "types: [Ingress], ingress: [{action: Allow, source: {nets: [192.0.2.1/32]}}]",
+        "types: [Ingress], ingress: [{action: Deny, source: {nets: [192.0.2.1/32]}}, {action: Allow}]",
+    ] {
+        lab.ok(&["apply", "--wait", "-f", &lab.file("policy.yml", &policy(spec))]);
+        for (from, namespace) in &senders {
+            for to in targets.iter().filter(|to| is_asked(from, to)) {
+                let connect = || TcpStream::connect_timeout(&to.parse().unwrap(), Duration::from_secs(2));
+                let reached = namespace.run(connect).unwrap().is_ok();
+                let (address, port) = to.split_once(':').unwrap();
+                let explained = lab.tortie(&["explain", from, address, "--port", port]).output().unwrap();
+                let code = explained.status.code();
+                let text = String::from_utf8_lossy(&explained.stdout);
+                assert_eq!(code, Some(i32::from(!reached)), "{spec}: {from} → {to}: {text}");
+                seen.insert((from.to_owned(), to.to_owned(), reached));
+            }
+        }
+    }
+    for (from, to, _) in &seen {
+        let both = [true, false].map(|reached| seen.contains(&(*from, *to, reached)));
+        assert!(both == [true, true] || *to == "192.0.2.11:30080", "{from} → {to}: {both:?}");
+    }
+    running.signal(Signal::TERM);
+    running.wait();
 }

@@ -122,7 +122,7 @@ fn objects_that_cannot_be_shown_are_named() {
     let (lab, running) = with_policy(User::Root);
     let host = "apiVersion: v1\nkind: Pod\nmetadata: {name: host, namespace: calico-demo}\nspec: {nodeName: primary, \
                 hostNetwork: true, containers: [{name: c}]}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: nowhere, \
-                namespace: calico-demo}\nspec: {nodeSelector: {no: node}, containers: [{name: c}]}\n";
+                namespace: calico-demo}\nspec: {nodeSelector: {'no': node}, containers: [{name: c}]}\n";
     lab.ok(&["apply", "-f", &lab.file("host.yml", host)]);
     let refused = |pod: &str, more: &[&str], part: &str| {
         let arguments = [&["policy", "show", pod, "-n", "calico-demo"], more].concat();

@@ -343,7 +343,7 @@ impl<'a> Judge<'a> {
         let sample = self.classes.ports().sample(port);
         let (source_port, destination_port) = (sample.source_port, sample.destination_port);
         let (protocol, icmp) = (sample.protocol, sample.icmp);
-        Some(Question { from, to, protocol, source_port, destination_port, icmp, via: None })
+        Some(Question { from, to, protocol, source_port, destination_port, icmp, via: None, by_node: None })
     }
 
     fn decider_number(&mut self, mut decider: Decider) -> usize {

@@ -1,6 +1,6 @@
 //! Criteria that exclude each other in every cluster.
 
-use tortie_api::calico::{EntityRule, Icmp, Rule};
+use tortie_api::calico::{EntityRule, Icmp, PolicyType, Rule};
 use tortie_api::kubernetes::{
     ClusterPeer, ClusterPolicy, LabelSelector, NetworkPolicyPeer, NetworkPolicySpec,
 };
@@ -39,6 +39,9 @@ fn of_policy(resource: &Resource) -> Vec<Contradiction> {
         }
         Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy) => {
             kubernetes(&policy.spec, &mut all);
+            let types = policy.effective_types();
+            let counts = [!policy.spec.ingress.is_empty(), !policy.spec.egress.is_empty()];
+            all.extend(left_out(&types, counts, "policyTypes"));
         }
         Resource::ClusterPolicy(policy) => cluster(policy, &mut all),
         _ => {}
@@ -48,18 +51,8 @@ fn of_policy(resource: &Resource) -> Vec<Contradiction> {
 
 /// Finds rules of a direction that is missing in the policy's `types`.
 fn spoken(spec: &tortie_api::calico::PolicySpec, all: &mut Vec<Contradiction>) {
-    use tortie_api::calico::PolicyType;
-    let types = spec.effective_types();
-    for (rules, of, name) in
-        [(&spec.ingress, PolicyType::Ingress, "ingress"), (&spec.egress, PolicyType::Egress, "egress")]
-    {
-        if !rules.is_empty() && !types.contains(&of) {
-            all.push((
-                format!("spec.{name}"),
-                format!("types leaves {of:?} out, so these rules are never evaluated"),
-            ));
-        }
-    }
+    let counts = [!spec.ingress.is_empty(), !spec.egress.is_empty()];
+    all.extend(left_out(&spec.effective_types(), counts, "types"));
     for (selector, field) in [
         (&spec.selector, "spec.selector"),
         (&spec.namespace_selector, "spec.namespaceSelector"),
@@ -67,6 +60,22 @@ fn spoken(spec: &tortie_api::calico::PolicySpec, all: &mut Vec<Contradiction>) {
     ] {
         all.extend(selector.as_ref().and_then(|selector| Some((field.to_owned(), of_selector(selector)?))));
     }
+}
+
+/// The directions (ingress and egress) with rules that the policy's types leave out.
+fn left_out<'a>(
+    types: &'a [PolicyType],
+    has_rules: [bool; 2],
+    field: &'a str,
+) -> impl Iterator<Item = Contradiction> {
+    let directions = [(PolicyType::Ingress, "ingress"), (PolicyType::Egress, "egress")];
+    let with_rules = directions.into_iter().zip(has_rules).filter(|(_, has_rules)| *has_rules);
+    with_rules.filter(|((direction, _), _)| !types.contains(direction)).map(move |((direction, name), _)| {
+        (
+            format!("spec.{name}"),
+            format!("{field} leaves {direction:?} out, so these rules are never evaluated"),
+        )
+    })
 }
 
 fn calico(ingress: &[Rule], egress: &[Rule], all: &mut Vec<Contradiction>) {

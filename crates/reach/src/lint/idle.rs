@@ -175,6 +175,13 @@ impl Cluster {
         let mut classes = 0..self.classes.all().len();
         classes.any(|class| Stop::ALL.iter().any(|stop| self.concerns(owner, class, *stop)))
     }
+
+    /// Pods have no failsafe ports.
+    fn is_about_pods(&self, owner: &Owner<'_>) -> bool {
+        let mut classes = 0..self.classes.all().len();
+        let stops = [Stop::Sender, Stop::Receiver];
+        classes.any(|class| stops.iter().any(|stop| self.concerns(owner, class, *stop)))
+    }
 }
 
 /// One packet of each kind that the policies of these classes distinguish at these stops.
@@ -260,7 +267,9 @@ fn of_rules(owner: &Owner<'_>, cluster: &Cluster, decide: &BTreeSet<RuleName>, f
             if decides || action == Action::Log || known {
                 continue;
             }
-            if let Some(ports) = cluster.only_failsafe(owner.resource, direction, index) {
+            let is_for_pods = cluster.is_about_pods(owner);
+            let failsafe_ports = cluster.only_failsafe(owner.resource, direction, index);
+            if let Some(ports) = failsafe_ports.filter(|_| !is_for_pods) {
                 let level = if action == Action::Deny { Level::Warning } else { Level::Note };
                 found.add(
                     (owner.key, owner.stored),

@@ -4,7 +4,9 @@
 //! A rule that never decides is proven, not guessed: the [oracle](tortie_oracle) evaluates every flow between
 //! [classes](crate), and also the flows that the rule alone would match.
 
+mod absent;
 mod contradictions;
+mod dns;
 mod elsewhere;
 mod idle;
 mod objects;
@@ -16,6 +18,7 @@ use std::fmt;
 use serde::Serialize;
 use tortie_api::{Key, Resource};
 
+use absent::Absent;
 use tortie_oracle::{Snapshot, Stored};
 
 /// A probable mistake.
@@ -83,6 +86,10 @@ pub enum Code {
     EmptyServiceAccounts,
     /// A part that would be left out, or mean something else, on Calico for Windows.
     Elsewhere,
+    /// A word in another case than Calico's API has it.
+    Spelling,
+    /// Pods that may reach others, and not the cluster's DNS.
+    NoDns,
 }
 
 impl fmt::Display for Code {
@@ -102,6 +109,8 @@ impl fmt::Display for Code {
             Self::UnknownTier => "unknown-tier",
             Self::EmptyServiceAccounts => "empty-service-accounts",
             Self::Elsewhere => "elsewhere",
+            Self::Spelling => "spelling",
+            Self::NoDns => "no-dns",
         })
     }
 }
@@ -115,8 +124,10 @@ pub fn lint(snapshot: &Snapshot) -> Vec<Finding> {
         contradictions::check(key, stored, resource, &mut found);
         elsewhere::check(key, stored, resource, &mut found);
     }
-    selectors::check(snapshot, &mut found);
-    subjects::check(snapshot, &mut found);
+    let absent = Absent::of(snapshot);
+    selectors::check(snapshot, &absent, &mut found);
+    subjects::check(snapshot, &absent, &mut found);
+    dns::check(snapshot, &mut found);
     idle::check(snapshot, &mut found);
     found.all.sort();
     found.all

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
-use tortie_api::{Cidr, Key, Kind, Resource};
+use tortie_api::{Cidr, Key, Kind, Resource, spelling};
 
 use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::{Oracle, Snapshot, Stored};
@@ -17,6 +17,21 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     equal_priorities(snapshot, found);
     empty_accounts(snapshot, found);
     cluster_ips(snapshot, found);
+    spelling(snapshot, found);
+}
+
+/// Agents read such words as Calico's do, and Calico's API would not take the policy.
+fn spelling(snapshot: &Snapshot, found: &mut Findings) {
+    for (key, stored) in snapshot.iter() {
+        for error in spelling::check(key.kind, &stored.value) {
+            let text = FindingText::new(
+                error.problem,
+                "it counts as that word, on Calico's agents, too, and Calico's API refuses it",
+                "write it so",
+            );
+            found.add((key, stored), &error.path, (Level::Warning, Code::Spelling), text);
+        }
+    }
 }
 
 fn not_understood(snapshot: &Snapshot, found: &mut Findings) {
@@ -115,7 +130,9 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
     let mut services: BTreeMap<IpAddr, &Key> = BTreeMap::new();
     for (key, stored) in snapshot.iter() {
         if let Ok(Resource::Service(service)) = &stored.resource {
-            services.extend(service.cluster_ips().into_iter().map(|address| (address, key)));
+            // Of 240.0.0.0/4 are only those that stand for addresses that files do not give.
+            let given = |address: &IpAddr| !matches!(address, IpAddr::V4(it) if it.octets()[0] >= 240);
+            services.extend(service.cluster_ips().into_iter().filter(given).map(|address| (address, key)));
         }
     }
     let oracle = Oracle::new(snapshot);

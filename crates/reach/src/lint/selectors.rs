@@ -9,6 +9,7 @@ use tortie_api::kubernetes::{
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
 
+use super::absent::{self, Absent, Reason};
 use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::{Oracle, Snapshot, Stored, Subject, shown_labels};
 
@@ -31,8 +32,9 @@ struct Known {
     nodes: BTreeSet<String>,
 }
 
-pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
+pub(super) fn check(snapshot: &Snapshot, absent: &Absent, found: &mut Findings) {
     let oracle = Oracle::new(snapshot);
+    let with_absent = absent.oracle();
     let pods: Vec<Subject<'_>> = oracle.pods().map(|pod| pod.subject()).collect();
     if pods.is_empty() {
         return;
@@ -65,8 +67,24 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
             };
             if !is_met {
                 let problem = format!("{} matches nothing in this cluster", choice.shown());
-                let advice =
-                    "check the spelling of its values, or take the rule out if nothing like that will come";
+                let unseen = with_absent.pods().map(|pod| pod.subject()).filter(|pod| choice.means(*pod));
+                let unseen: Vec<(Reason, String)> = unseen
+                    .filter_map(|pod| {
+                        Some((absent.reason(&pod)?, format!("{}/{}", pod.namespace(), pod.name())))
+                    })
+                    .collect();
+                let on_host = unseen.iter().any(|(reason, _)| *reason == Reason::HostNetwork);
+                let (witness, advice) = match unseen.as_slice() {
+                    [] => (
+                        witness,
+                        "check the spelling of its values, or take the rule out if nothing like that will come",
+                    ),
+                    _ if on_host => (
+                        absent::witness(&unseen),
+                        "name the addresses of their nodes: no selector matches such pods",
+                    ),
+                    _ => (absent::witness(&unseen), "nothing, if such pods come again"),
+                };
                 found.add(
                     (key, stored),
                     &field,

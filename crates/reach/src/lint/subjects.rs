@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 
+use super::absent::{Absent, Reason, witness};
 use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::enforced::not_enforced;
 use tortie_oracle::{Oracle, SeenHost, SeenProfile, Snapshot, Stored, Table};
@@ -12,18 +13,18 @@ use tortie_oracle::{Oracle, SeenHost, SeenProfile, Snapshot, Stored, Table};
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 const TABLES: [Table; 4] = [Table::Untracked, Table::PreDnat, Table::Normal, Table::Forward];
 
-pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
+pub(super) fn check(snapshot: &Snapshot, absent: &Absent, found: &mut Findings) {
     let oracle = Oracle::new(snapshot);
     let (pods, hosts) = (oracle.pods().next().is_some(), oracle.hosts().next().is_some());
     let applying = applying(&oracle);
-    let on_hosts = on_hosts(snapshot);
+    let absent = absent_of(absent);
     for (key, stored, resource) in policies(snapshot) {
         let only_hosts = concerns_only_hosts(resource);
         // Without pods, no statement about this cluster is possible.
         if (pods || (only_hosts && hosts)) && !applying.contains(&key.to_string()) {
             match only_hosts {
                 true => about_no_host(key, stored, hosts, found),
-                false => about_nobody(key, stored, resource, &on_hosts, found),
+                false => about_nobody(key, stored, resource, &absent, found),
             }
         }
     }
@@ -91,35 +92,19 @@ fn about_no_host(key: &Key, stored: &Stored, hosts: bool, found: &mut Findings) 
     );
 }
 
-/// The pods that use their node's network, by the policies that would select them otherwise.
-fn on_hosts(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
-    let mut others = snapshot.clone();
-    let mut on_hosts = BTreeSet::new();
-    for (key, stored) in snapshot.iter() {
-        if matches!(&stored.resource, Ok(Resource::Pod(pod)) if pod.spec.host_network) {
-            let mut value = stored.value.clone();
-            if let Some(spec) = value.get_mut("spec").and_then(serde_json::Value::as_object_mut) {
-                spec.remove("hostNetwork");
-            }
-            others.insert(key.clone(), value, None);
-            on_hosts.insert((key.namespace.as_str(), key.name.as_str()));
-        }
-    }
-    let mut by_policy: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    if on_hosts.is_empty() {
-        return by_policy;
-    }
-    let oracle = Oracle::new(&others);
+/// The pods that policy does not see, by the policies that would select them otherwise.
+fn absent_of(absent: &Absent) -> BTreeMap<String, Vec<(Reason, String)>> {
+    let mut by_policy: BTreeMap<String, Vec<(Reason, String)>> = BTreeMap::new();
+    let oracle = absent.oracle();
     let names: Vec<String> = oracle.policies().map(|policy| policy.name.to_string()).collect();
     for pod in oracle.pods() {
-        let (namespace, name) = (pod.subject().namespace(), pod.subject().name());
-        if !on_hosts.contains(&(namespace, name)) {
-            continue;
-        }
+        let subject = pod.subject();
+        let Some(reason) = absent.reason(&subject) else { continue };
         let numbers: BTreeSet<usize> =
             DIRECTIONS.iter().flat_map(|direction| oracle.applying(&pod, *direction)).collect();
         for policy in numbers.into_iter().filter_map(|number| names.get(number)) {
-            by_policy.entry(policy.clone()).or_default().push(format!("{namespace}/{name}"));
+            let name = format!("{}/{}", subject.namespace(), subject.name());
+            by_policy.entry(policy.clone()).or_default().push((reason, name));
         }
     }
     by_policy
@@ -129,7 +114,7 @@ fn about_nobody(
     key: &Key,
     stored: &Stored,
     resource: &Resource,
-    on_hosts: &BTreeMap<String, Vec<String>>,
+    absent: &BTreeMap<String, Vec<(Reason, String)>>,
     found: &mut Findings,
 ) {
     let field = match resource {
@@ -140,20 +125,23 @@ fn about_nobody(
         Resource::ClusterPolicy(_) => "spec.subject",
         _ => "spec.selector",
     };
+    let absent = absent.get(&key.to_string()).map_or(&[][..], Vec::as_slice);
     let (problem, advice) = match field {
         "spec" => ("it has no rules, so it has no effect", "give it rules, or take it out"),
+        // Others like them may come, such as those of a Job.
+        _ if absent.iter().any(|(reason, _)| *reason == Reason::Ended) => (
+            "it is about no pod that runs",
+            "nothing, if such pods come again; otherwise take the policy out",
+        ),
         _ => ("it is about no pod", "check the selector, or take the policy out"),
     };
     if found.has(key, field, &[Code::NeverMatches]) {
         return;
     }
-    let witness = match (on_hosts.get(&key.to_string()).map(Vec::as_slice), key.namespace.as_str()) {
-        (Some([pod]), _) => format!("{pod} uses its node's network, and is under no policy of pods"),
-        (Some(pods), _) => {
-            format!("{} use their node's network, and are under no policy of pods", pods.join(", "))
-        }
-        (None, "") => "none of the cluster's pods is selected".to_owned(),
-        (None, namespace) => format!("none of the pods of namespace {namespace} is selected"),
+    let witness = match (absent, key.namespace.as_str()) {
+        ([], "") => "none of the cluster's pods is selected".to_owned(),
+        ([], namespace) => format!("none of the pods of namespace {namespace} is selected"),
+        (absent, _) => witness(absent),
     };
     found.add(
         (key, stored),

@@ -45,6 +45,7 @@ fn verdicts(objects: &Objects, packets: &[Sent]) -> Vec<Option<bool>> {
             destination_port: packet.destination_port,
             icmp: packet.icmp,
             via: None,
+            by_node: None,
         };
         oracle.evaluate(&question).ok().map(|answer| answer.verdict == Verdict::Allow)
     };

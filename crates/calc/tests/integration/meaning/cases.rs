@@ -161,7 +161,7 @@ pub(crate) fn cases() -> Vec<Case> {
         Case {
             what: "network sets by label, of a namespace and of none; global() (13)",
             policies: "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkSet\nmetadata: {name: g, labels: {zone: partner}}\nspec: {nets: [203.0.113.0/24]}\n".to_owned()
-                + "---\napiVersion: projectcalico.org/v3\nkind: NetworkSet\nmetadata: {name: n, namespace: web, labels: {zone: office}}\nspec: {nets: [10.0.0.1/32]}\n"
+                + "---\napiVersion: projectcalico.org/v3\nkind: NetworkSet\nmetadata: {name: 'n', namespace: web, labels: {zone: office}}\nspec: {nets: [10.0.0.1/32]}\n"
                 + &calico("db", "p", "{selector: tier == 'main', ingress: [{action: Allow, protocol: TCP, source: {namespaceSelector: global(), selector: zone == 'partner'}}, {action: Allow, protocol: UDP, source: {namespaceSelector: team == 'a', selector: zone == 'office'}}]}")
                 + &calico("", "q", "{selector: app == 'db' && !has(tier), ingress: [{action: Allow, source: {selector: has(zone)}}]}"),
             allowed: &["outside > db/main tcp/1", "web/front > db/main udp/1", "outside > db/copy tcp/1", "web/front > db/copy tcp/1"],

@@ -122,6 +122,7 @@ pub(crate) fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: 
         destination_port,
         icmp,
         via: None,
+        by_node: None,
     };
     tortie_oracle::evaluate(&snapshot, &question).unwrap().verdict == Verdict::Allow
 }

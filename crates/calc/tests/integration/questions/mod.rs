@@ -155,6 +155,7 @@ pub(crate) fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
         destination_port: packet.destination_port,
         icmp: packet.icmp,
         via: None,
+        by_node: None,
     }
 }
 

@@ -177,9 +177,9 @@ fn no_workload_hides_another() {
             "---\n{{apiVersion: apps/v1, kind: {kind}, metadata: {{name: web, namespace: shop}}, spec: {{template: {{metadata: {{labels: {{app: {label}}}}}, spec: {{containers: [{{name: c}}]}}}}}}}}\n"
         )
     };
-    let policy = "---\n{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {podSelector: {matchLabels: {app: y}}}}\n";
+    let policy = "---\n{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {podSelector: {matchLabels: {app: z}}}}\n";
     let shop = SHOP.trim_end_matches("---\n");
-    let both = [shop, &workload("Deployment", "x"), &workload("StatefulSet", "y"), policy].concat();
+    let both = [shop, &workload("Deployment", "x"), &workload("StatefulSet", "z"), policy].concat();
     for (to, code) in [("shop/web", 0), ("shop/web-statefulset", 1)] {
         let (got, out, err) = run(&both, &["explain", "shop/front", to]);
         assert!(
@@ -187,10 +187,38 @@ fn no_workload_hides_another() {
             "{to}: {out}{err}"
         );
     }
-    let twice = [shop, &workload("Deployment", "x"), &workload("Deployment", "y")].concat();
+    let twice = [shop, &workload("Deployment", "x"), &workload("Deployment", "z")].concat();
     let (code, out, err) = run(&twice, &["explain", "shop/front", "shop/web"]);
-    assert!(
-        code == 2 && err.contains("c.yml:11: Deployment shop/web: the object was given before, at c.yml:9"),
-        "{out}{err}"
-    );
+    let note = "note: Deployment shop/web is given twice, and differently, at c.yml:9 and c.yml:11: the latter counts";
+    assert!(code < 2 && err.contains(note), "{out}{err}");
+    let (_, out, err) = run(&twice, &["validate"]);
+    assert!(out.contains("Deployment shop/web: the object was given before, at c.yml:9"), "{out}{err}");
+}
+
+/// People keep variants, values of charts and templates beside their manifests.
+#[test]
+fn folders_as_people_keep_them_have_answers() {
+    let shop = SHOP.trim_end_matches("---\n");
+    let policy = |app: &str| {
+        format!(
+            "---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: p, namespace: shop}}, spec: {{podSelector: {{matchLabels: {{app: {app}}}}}}}}}\n"
+        )
+    };
+    let web = "---\n{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop}, spec: {template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c}]}}}}\n";
+    let client = "---\n{apiVersion: v1, kind: Pod, metadata: {name: client, namespace: shop}, spec: {containers: [{name: c}]}}\n";
+    for (more, code, note) in [
+        (policy("x"), 1, ""),
+        ([policy("x"), policy("x")].concat(), 1, ""),
+        ([policy("x"), policy("z")].concat(), 0, "KubernetesNetworkPolicy shop/p is given twice, and differently, at c.yml:"),
+        ([policy("z"), policy("x"), web.to_owned()].concat(), 1, "KubernetesNetworkPolicy shop/p is given twice, and differently"),
+        ([policy("x"), "---\nreplicas: 3\nimage: {tag: x}\n".to_owned()].concat(), 1, "is no manifest: it has neither apiVersion nor kind"),
+        ("---\n{apiVersion: batch/v1, kind: Job, metadata: {generateName: clean-, namespace: shop}, spec: {template: {spec: {containers: [{name: c}]}}}}\n".to_owned(), 0, ""),
+    ] {
+        let (got, out, err) = run(&[shop, web, client, &more].concat(), &["explain", "shop/client", "shop/web"]);
+        assert!(got == code && err.contains(note), "{more}: {out}{err}");
+        assert_eq!(err.contains("given twice"), note.contains("given twice"), "{more}: {out}{err}");
+    }
+    let template = format!("{shop}---\n{{{{- if .Values.policy }}}}\napiVersion: v1\n{{{{- end }}}}\n");
+    let (code, out, err) = run(&template, &["explain", "shop/front", "shop/web"]);
+    assert!(code == 2 && err.contains("if this is a template of Helm or Go, render it first"), "{out}{err}");
 }

@@ -88,7 +88,7 @@ fn what_would_be_lost_is_named() {
     ] {
         assert!(errors.contains(part), "{part}: {errors}");
     }
-    let ordered = "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: a, namespace: n}\nspec:\n  order: 5\n  selector: all()\n  ingress: [{action: Allow, source: {selector: has(x)}}]\n";
+    let ordered = "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: a, namespace: 'n'}\nspec:\n  order: 5\n  selector: all()\n  ingress: [{action: Allow, source: {selector: has(x)}}]\n";
     let (code, out, errors) = convert(ordered, &["--to", "kubernetes"]);
     assert_eq!((code, &*out), (2, ""));
     assert!(errors.contains("c.yml:5: NetworkPolicy n/a: spec.order: is lost"), "{errors}");

@@ -2,6 +2,7 @@
 
 use std::process::Command;
 
+use crate::offline::support::tortie;
 use serde_json::Value;
 
 const CLUSTER: &str = "\
@@ -104,6 +105,8 @@ kubernetes.io/metadata.name=web,projectcalico.org/name=web,team=a (c.yml:38)
 fn endpoints_ports_and_answers() {
     for (arguments, code, printed) in [
         (&["web/front", "web/back", "--port", "udp/53"][..], 1, "rule 2"),
+        (&["front", "back", "-n", "web", "--port", "udp/53"], 1, "rule 2"),
+        (&["front", "back", "--port", "udp/53"], 2, "pod default/front does not exist"),
         (&["globalnetworkset/partner", "web/back"], 0, "allowed by NetworkPolicy web/back, rule 3"),
         (&["203.0.113.7", "10.0.0.2", "--port", "icmp/8"], 1, "ICMP type 8"),
         (&["web/back", "web/front", "--port", "proto/47"], 0, "protocol 47: allowed"),
@@ -254,9 +257,9 @@ fn a_service_address_leads_to_backends_of_its_family_and_namespace() {
     let text = [
         pod("x", "a", ["10.0.0.1", "fd01::1"]),
         pod("x", "b", ["10.0.0.2", "fd01::2"]),
-        pod("y", "b", ["10.0.0.3", "fd01::3"]),
+        pod("z", "b", ["10.0.0.3", "fd01::3"]),
         service("x", "10.96.0.1, 'fd02::1'"),
-        service("y", "10.96.0.2, 'fd02::2'"),
+        service("z", "10.96.0.2, 'fd02::2'"),
     ];
     std::fs::write(&file, text.concat()).unwrap();
     for (address, expected) in
@@ -282,8 +285,8 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
     let file = folder.path().join("c.yml");
     std::fs::write(
         &file,
-        "{apiVersion: v1, kind: Node, metadata: {name: n}, status: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: 'fd00::1'}]}}\n---\n\
-         {apiVersion: v1, kind: Pod, metadata: {name: a, namespace: x}, spec: {nodeName: n, containers: [{name: c}]}, status: {podIPs: [{ip: 10.0.0.1}, {ip: 'fd01::1'}]}}\n---\n\
+        "{apiVersion: v1, kind: Node, metadata: {name: 'n'}, status: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: 'fd00::1'}]}}\n---\n\
+         {apiVersion: v1, kind: Pod, metadata: {name: a, namespace: x}, spec: {nodeName: 'n', containers: [{name: c}]}, status: {podIPs: [{ip: 10.0.0.1}, {ip: 'fd01::1'}]}}\n---\n\
          {apiVersion: v1, kind: Service, metadata: {name: s, namespace: x}, spec: {type: NodePort, clusterIP: 10.96.0.1, selector: {a: b}, ports: [{port: 80, nodePort: 30080}]}}\n---\n\
          {apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: deny, namespace: x}, spec: {types: [Ingress, Egress]}}\n",
     )
@@ -304,9 +307,9 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
         (&["fd01::1", "fd00::1", "--port", "icmp/8"], 2, "ask with --port icmpv6/128", false),
         (&["10.0.0.1", "192.0.2.1", "--port", "icmpv6/128"], 2, "ask with --port icmp/8", false),
         (&["10.0.0.1", "fd00::1", "--port", "icmp/8"], 2, "have no address of the same family", false),
-        (&["192.0.2.9", "node/n", "--port", "30080"], 0, note, true),
-        (&["192.0.2.9", "fd00::1", "--port", "30080"], 2, note, true),
-        (&["192.0.2.9", "192.0.2.1", "--port", "30080"], 0, note, true),
+        (&["node/n", "node/n", "--port", "30080"], 0, note, true),
+        (&["192.0.2.9", "node/n", "--port", "30080"], 2, "Service x/s has no backends", false),
+        (&["192.0.2.9", "192.0.2.1", "--port", "30080"], 2, "Service x/s has no backends", false),
         (&["192.0.2.9", "node/n", "--port", "udp/30080"], 0, "allowed", false),
         (&["192.0.2.9", "192.0.2.8", "--port", "30080"], 0, "allowed", false),
     ] {
@@ -365,4 +368,179 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
         let printed = String::from_utf8(output.stdout).unwrap();
         assert!(printed.contains("denied at the end of tier default"), "{port}: {printed}");
     }
+}
+
+/// A pod that its Service sends back to itself: a lab with these objects answers 200 without the policy, and not at all with it.
+#[test]
+fn a_pod_reaches_itself_by_its_service_as_its_policies_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("c.yml");
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: az, labels: {app: a}}, spec: {nodeName: n1, containers: [{name: c}]}, status: {podIP: 10.0.0.7}}\n";
+    let service = |more: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Service, metadata: {{name: a, namespace: az}}, spec: {{{more}selector: {{app: a}}, ports: [{{port: 80}}]}}}}\n"
+        )
+    };
+    let policy = |peer: &str| {
+        format!(
+            "---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: a, namespace: az}}, spec: {{podSelector: {{matchLabels: {{app: a}}}}, policyTypes: [Egress], egress: [{{to: [{{podSelector: {{matchLabels: {{app: {peer}}}}}}}]}}]}}}}\n"
+        )
+    };
+    let own = "its node translates the Service's address and sends it back";
+    for (more, peer, arguments, code, expected) in [
+        ("clusterIP: 10.96.1.0, ", "b", &["az/a", "--service", "az/a", "--port", "80"][..], 1, own),
+        (
+            "clusterIP: 10.96.1.0, ",
+            "b",
+            &["az/a", "10.96.1.0", "--port", "80"],
+            1,
+            "10.96.1.0 is an address of Service az/a",
+        ),
+        ("clusterIP: 10.96.1.0, ", "a", &["az/a", "10.96.1.0", "--port", "80"], 0, own),
+        // The API server would give the Service an address.
+        ("", "b", &["az/a", "--service", "az/a", "--port", "80"], 1, own),
+        ("externalIPs: [192.0.2.9], ", "b", &["az/a", "192.0.2.9", "--port", "80"], 1, own),
+        (
+            "clusterIP: None, ",
+            "b",
+            &["az/a", "--service", "az/a", "--port", "80"],
+            0,
+            "the packet never leaves the pod",
+        ),
+        (
+            "clusterIP: 10.96.1.0, ",
+            "b",
+            &["az/a", "az/a", "--port", "80"],
+            0,
+            "the packet never leaves the pod",
+        ),
+    ] {
+        std::fs::write(&file, [pod, &service(more), &policy(peer)].concat()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let output =
+            command.args(["explain", "-f", file.to_str().unwrap()]).args(arguments).output().unwrap();
+        let printed = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert_eq!(output.status.code(), Some(code), "{more} {arguments:?}: {printed}");
+        assert!(printed.contains(expected), "{more} {arguments:?}: {printed}");
+        assert!(!printed.contains("248.0.0."), "{more} {arguments:?}: {printed}");
+    }
+}
+
+/// The replicas of a workload may be cut from each other.
+#[test]
+fn replicas_of_a_workload_are_asked_about_as_two_pods() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("c.yml");
+    let workload = |kind: &str, more: &str| {
+        let template = "template: {metadata: {labels: {app: redis}}, spec: {containers: [{name: c}]}}";
+        let spec = match kind {
+            "CronJob" => format!("{{schedule: '* * * * *', jobTemplate: {{spec: {{{template}}}}}{more}}}"),
+            "Job" => format!("{{{template}{more}}}"),
+            _ => format!("{{selector: {{matchLabels: {{app: redis}}}}, {template}{more}}}"),
+        };
+        let version = if kind.ends_with("Job") { "batch/v1" } else { "apps/v1" };
+        format!(
+            "{{apiVersion: {version}, kind: {kind}, metadata: {{name: redis, namespace: data}}, spec: {spec}}}\n"
+        )
+    };
+    let policy = "---\n{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: redis, namespace: data}, spec: {podSelector: {matchLabels: {app: redis}}, policyTypes: [Ingress]}}\n";
+    for (kind, more, is_replicated) in [
+        ("StatefulSet", ", serviceName: redis, replicas: 3", true),
+        ("Deployment", "", true),
+        ("Deployment", ", replicas: 1", false),
+        ("DaemonSet", "", true),
+        ("Job", "", false),
+        ("Job", ", parallelism: 2", true),
+        ("Job", ", parallelism: 2, completions: 1", false),
+        ("CronJob", "", true),
+        ("CronJob", ", concurrencyPolicy: Forbid", false),
+    ] {
+        std::fs::write(&file, [&workload(kind, more), policy].concat()).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let arguments =
+            ["explain", "-f", file.to_str().unwrap(), "data/redis", "data/redis", "--port", "6379"];
+        let output = command.args(arguments).output().unwrap();
+        let printed = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert_eq!(output.status.code(), Some(i32::from(is_replicated)), "{kind}{more}: {printed}");
+        assert_eq!(
+            printed.contains("about another one, data/redis~2"),
+            is_replicated,
+            "{kind}{more}: {printed}"
+        );
+    }
+}
+
+/// Packets to ports of nodes reach the backends (calico#8109: host endpoints need preDNAT or applyOnForward for them).
+#[test]
+fn ports_of_nodes_lead_to_their_pods() {
+    let node = |name: &str, address: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, status: {{addresses: [{{type: InternalIP, address: {address}}}]}}}}\n---\n{{apiVersion: projectcalico.org/v3, kind: HostEndpoint, metadata: {{name: {name}-eth0, labels: {{'on': {name}}}}}, spec: {{node: {name}, interfaceName: eth0, expectedIPs: [{address}]}}}}\n"
+        )
+    };
+    let hosts_in = "---\n{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: hosts-in}, spec: {selector: has(on), order: 20, types: [Ingress], ingress: [{action: Allow, protocol: TCP, destination: {ports: [22]}}]}}\n";
+    let cluster = |more: &str| {
+        [
+            "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop, labels: {app: web}}, spec: {nodeName: n1, containers: [{name: c, ports: [{containerPort: 8080, hostPort: 8088}]}]}, status: {podIP: 10.233.0.5}}\n",
+            "---\n{apiVersion: v1, kind: Pod, metadata: {name: own, namespace: shop}, spec: {nodeName: n2, containers: [{name: c}]}, status: {podIP: 10.233.1.6}}\n",
+            &format!("---\n{{apiVersion: v1, kind: Service, metadata: {{name: web, namespace: shop}}, spec: {{type: NodePort, {more}clusterIP: 10.96.0.77, selector: {{app: web}}, ports: [{{port: 80, targetPort: 8080, nodePort: 30080}}]}}}}\n"),
+            &node("n1", "192.168.10.11"),
+            &node("n2", "192.168.10.12"),
+            hosts_in,
+        ]
+        .concat()
+    };
+    let global = |name: &str, spec: &str| {
+        format!(
+            "---\n{{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {{name: {name}}}, spec: {{order: 10, {spec}}}}}\n"
+        )
+    };
+    let pre_dnat = global(
+        "early",
+        "selector: has(on), preDNAT: true, applyOnForward: true, ingress: [{action: Deny, protocol: TCP, destination: {ports: [30080, 8088]}}]",
+    );
+    let forward = global(
+        "forward",
+        "selector: on == 'n2', applyOnForward: true, types: [Egress], egress: [{action: Deny, protocol: TCP, destination: {ports: [8080]}}]",
+    );
+    let of_sender = global(
+        "web",
+        "selector: app == 'web', types: [Ingress], ingress: [{action: Allow, source: {nets: [203.0.113.0/24]}}]",
+    );
+    let local = "externalTrafficPolicy: Local, ";
+    for (more, policy, from, to, port, code, expected) in [
+        ("", "", "203.0.113.9", "node/n1", "30080", 0, "port 30080 of node n1 is a port of Service shop/web"),
+        ("", "", "203.0.113.9", "192.168.10.11", "8088", 0, "port 8088 of node n1 is a port of Pod shop/web"),
+        ("", "", "203.0.113.9", "node/n2", "8088", 1, "into host endpoint n2-eth0"),
+        ("", "", "203.0.113.9", "node/n2", "30080", 0, "with its own address 192.168.10.12"),
+        ("", "", "shop/own", "node/n2", "30080", 0, "→ 10.233.0.5 TCP 8080: allowed"),
+        ("", "", "shop/own", "node/n1", "30080", 1, "tcp/30080 is a node port of Service shop/web"),
+        ("", pre_dnat.as_str(), "203.0.113.9", "node/n1", "30080", 1, "GlobalNetworkPolicy early"),
+        ("", &pre_dnat, "203.0.113.9", "node/n1", "8088", 1, "GlobalNetworkPolicy early"),
+        ("", &pre_dnat, "203.0.113.9", "node/n2", "30080", 1, "GlobalNetworkPolicy early"),
+        ("", &forward, "203.0.113.9", "node/n2", "30080", 1, "GlobalNetworkPolicy forward"),
+        ("", &forward, "203.0.113.9", "node/n1", "30080", 0, ": allowed"),
+        // A node that passes the packet on puts its own address in place of the sender's.
+        ("", &of_sender, "203.0.113.9", "node/n1", "30080", 0, ": allowed"),
+        ("", &of_sender, "203.0.113.9", "node/n2", "30080", 1, "with its own address 192.168.10.12"),
+        (local, "", "203.0.113.9", "node/n1", "30080", 0, ": allowed"),
+        (local, "", "203.0.113.9", "node/n2", "30080", 2, "has no backend for port 30080 of node n2"),
+    ] {
+        let text = format!("{}{policy}", cluster(more));
+        let (code_seen, out, err) =
+            tortie(&[("c.yml", &text)], &["explain", "-f", "c.yml", from, to, "--port", port]);
+        assert!(
+            code_seen == code && (out.clone() + &err).contains(expected),
+            "{more}{policy} {from} {to} {port}: {code_seen} {out}{err}"
+        );
+    }
+    let expectations = "expectations:\n- 203.0.113.9 reaches node/n1 on tcp/30080\n- 203.0.113.9 reaches node/n1 on tcp/8088\n- 203.0.113.9 does not reach node/n1 on tcp/443\n";
+    let files = [("c.yml", cluster("")), ("e.yml", expectations.to_owned())];
+    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (*name, text.as_str())).collect();
+    let (code, out, err) = tortie(&files, &["policy", "test", "e.yml", "-f", "c.yml"]);
+    assert_eq!(code, 0, "{out}{err}");
+    let wrong = expectations.replace("203.0.113.9 reaches", "203.0.113.9 does not reach");
+    let (code, out, err) =
+        tortie(&[files[0], ("e.yml", &wrong)], &["policy", "test", "e.yml", "-f", "c.yml"]);
+    assert_eq!(code, 1, "{out}{err}");
 }

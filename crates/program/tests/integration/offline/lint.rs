@@ -242,3 +242,128 @@ fn policies_without_pods_are_checked_alone() {
         (0, "nothing found\nThere are no pods, so only findings that do not depend on pods are shown.\n")
     );
 }
+
+/// Findings of operators: what `policyTypes` leaves out, failsafe ports and pods, pods that have ended or use their node's network.
+#[test]
+fn findings_name_the_reason_of_their_kind() {
+    let pod = |name: &str, app: &str, spec: &str, status: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: shop, labels: {{app: {app}}}}}, spec: {{nodeName: n1, {spec}containers: [{{name: c}}]}}, status: {{{status}}}}}\n"
+        )
+    };
+    let cluster = [
+        "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}\n",
+        "---\n{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}}\n",
+        "---\n{apiVersion: projectcalico.org/v3, kind: HostEndpoint, metadata: {name: n1, labels: {'on': n1}}, spec: {node: n1, interfaceName: eth0, profiles: [projectcalico-default-allow]}}\n",
+        &pod("web", "web", "", "phase: Running, podIP: 10.0.0.5"),
+        &pod("proxy", "proxy", "hostNetwork: true, ", "phase: Running"),
+        &pod("backup-1", "backup", "", "phase: Succeeded, podIP: 10.0.0.5"),
+    ]
+    .concat();
+    let kubernetes = |spec: &str| {
+        format!(
+            "---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: p, namespace: shop}}, spec: {{{spec}}}}}\n"
+        )
+    };
+    let global = |name: &str, spec: &str| {
+        format!(
+            "---\n{{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {{name: {name}}}, spec: {{{spec}}}}}\n"
+        )
+    };
+    let port_22 = "ingress: [{action: Deny, protocol: TCP, destination: {ports: [22]}}]";
+    let shadowed = global("a", &format!("order: 1, selector: app == 'web', {port_22}"))
+        + &global("b", &format!("order: 2, selector: app == 'web', {port_22}"));
+    for (policies, expected) in [
+        (
+            kubernetes(
+                "podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], ingress: [{}], egress: [{}]",
+            ),
+            "error[never-matches]: KubernetesNetworkPolicy shop/p: spec.ingress: policyTypes leaves Ingress out",
+        ),
+        (
+            kubernetes(
+                "podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress], ingress: [{}], egress: [{}]",
+            ),
+            "error[never-matches]: KubernetesNetworkPolicy shop/p: spec.egress: policyTypes leaves Egress out",
+        ),
+        (shadowed, "warning[shadowed]: GlobalNetworkPolicy b"),
+        (
+            global("c", &format!("selector: on == 'n1', {port_22}")),
+            "warning[failsafe]: GlobalNetworkPolicy c",
+        ),
+        (
+            kubernetes("podSelector: {matchLabels: {app: backup}}, policyTypes: [Ingress, Egress]"),
+            "shop/backup-1 has ended, and has no network any more",
+        ),
+        (
+            kubernetes("podSelector: {matchLabels: {app: proxy}}"),
+            "shop/proxy uses its node's network, and is under no policy of pods",
+        ),
+        (
+            kubernetes(
+                "podSelector: {matchLabels: {app: web}}, ingress: [{from: [{podSelector: {matchLabels: {app: proxy}}}]}]",
+            ),
+            "name the addresses of their nodes: no selector matches such pods",
+        ),
+        (
+            kubernetes(
+                "podSelector: {matchLabels: {app: web}}, ingress: [{from: [{podSelector: {matchLabels: {app: backup}}}]}]",
+            ),
+            "nothing, if such pods come again",
+        ),
+    ] {
+        let text = cluster.clone() + &policies;
+        let (_, out, err) = tortie(&[("c.yml", &text)], &["policy", "lint", "-f", "c.yml"]);
+        assert!(out.contains(expected), "{expected}\n{policies}\n{out}{err}");
+    }
+    // Of policies that let nobody resolve names, those that allow something.
+    let dns = "---\n{apiVersion: v1, kind: Service, metadata: {name: kube-dns, namespace: kube-system}, spec: {selector: {k8s-app: kube-dns}, ports: [{name: dns, port: 53, protocol: UDP}]}}\n\
+               ---\n{apiVersion: v1, kind: Pod, metadata: {name: coredns, namespace: kube-system, labels: {k8s-app: kube-dns}}, spec: {containers: [{name: c}]}, status: {podIP: 10.0.0.53}}\n";
+    let to_web =
+        "podSelector: {matchLabels: {app: web}}, policyTypes: [Egress], egress: [{to: [{podSelector: {}}]}";
+    for (spec, expected) in [
+        (format!("{to_web}]"), true),
+        (format!("{to_web}, {{ports: [{{port: 53, protocol: UDP}}]}}]"), false),
+        ("podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]".to_owned(), false),
+    ] {
+        let text = [cluster.as_str(), dns, &kubernetes(&spec)].concat();
+        let (_, out, err) = tortie(&[("c.yml", &text)], &["policy", "lint", "-f", "c.yml"]);
+        let finding = "warning[no-dns]: KubernetesNetworkPolicy shop/p: shop/web may reach others, and not Service kube-system/kube-dns (udp/53)";
+        assert_eq!(out.contains(finding), expected, "{spec}\n{out}{err}");
+        assert_eq!(out.contains("no-dns"), expected, "{spec}\n{out}{err}");
+    }
+    let (code, out, err) =
+        tortie(&[("c.yml", &cluster)], &["explain", "-f", "c.yml", "shop/web", "shop/backup-1"]);
+    assert!(code == 2 && err.contains("pod shop/backup-1 has ended (Succeeded)"), "{out}{err}");
+}
+
+/// Traffic between the replicas of a workload is traffic: rules for it decide.
+#[test]
+fn rules_for_replicas_decide() {
+    let redis = |ingress: &str| {
+        format!(
+            "{{apiVersion: apps/v1, kind: StatefulSet, metadata: {{name: redis, namespace: data}}, spec: {{replicas: 3, serviceName: redis, selector: {{matchLabels: {{app: redis}}}}, template: {{metadata: {{labels: {{app: redis}}}}, spec: {{containers: [{{name: c}}]}}}}}}}}\n---\n\
+             {{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: redis, namespace: data}}, spec: {{podSelector: {{matchLabels: {{app: redis}}}}, policyTypes: [Ingress, Egress], ingress: [{ingress}], egress: [{{to: [{{podSelector: {{matchLabels: {{app: redis}}}}}}], ports: [{{port: 6379}}]}}]}}}}\n"
+        )
+    };
+    let among = redis("{from: [{podSelector: {matchLabels: {app: redis}}}], ports: [{port: 6379}]}");
+    let (code, out, err) = tortie(&[("c.yml", &among)], &["policy", "lint", "-f", "c.yml"]);
+    assert!(code == 0 && out.contains("nothing found"), "{out}{err}");
+    let closed = redis("");
+    let files = [("c.yml", among.as_str()), ("d.yml", closed.as_str())];
+    let (code, out, err) = tortie(&files, &["preview", "--in", "c.yml", "-f", "d.yml"]);
+    assert!(
+        code == 1 && out.contains("data/redis → data/redis") && out.contains("allowed → denied"),
+        "{out}{err}"
+    );
+    let expectations = "expectations:\n- data/redis reaches data/redis on tcp/6379\n- data/redis* reaches data/redis* on tcp/6379\n";
+    let files = [("c.yml", among.as_str()), ("d.yml", closed.as_str()), ("e.yml", expectations)];
+    for (file, expected) in [("c.yml", 0), ("d.yml", 1)] {
+        let (code, out, err) = tortie(&files, &["policy", "test", "e.yml", "-f", file]);
+        assert_eq!(code, expected, "{file}: {out}{err}");
+    }
+    let (_, out, err) = tortie(&files, &["policy", "test", "--record", "-f", "c.yml"]);
+    assert!(out.contains("data/redis reaches data/redis on tcp/6379") && !out.contains('~'), "{out}{err}");
+    let (_, out, err) = tortie(&files, &["matrix", "-f", "c.yml"]);
+    assert!(out.contains("data/redis") && !out.contains('~') && !out.contains("(2)"), "{out}{err}");
+}

@@ -181,7 +181,7 @@ fn many_workloads_stay_readable() {
         for pod in 0..3 {
             cluster += &format!(
                 "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: app{number}-{pod}, namespace: ns{}, labels: {{app: app{number}}}}}\n\
-                 spec: {{nodeName: n, containers: [{{name: c}}]}}\nstatus: {{podIP: 10.0.{number}.{pod}}}\n",
+                 spec: {{nodeName: 'n', containers: [{{name: c}}]}}\nstatus: {{podIP: 10.0.{number}.{pod}}}\n",
                 number % 2
             );
         }

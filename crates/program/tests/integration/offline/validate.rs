@@ -22,12 +22,12 @@ spec: {wireguardEnabled: true}
 ---
 apiVersion: projectcalico.org/v3
 kind: NetworkPolicy
-metadata: {name: team.x, namespace: n}
+metadata: {name: team.x, namespace: 'n'}
 spec: {tier: team, selector: all()}
 ---
 apiVersion: projectcalico.org/v3
 kind: NetworkPolicy
-metadata: {name: team.x, namespace: n}
+metadata: {name: team.x, namespace: 'n'}
 spec: {tier: team, selector: all()}
 ---
 apiVersion: v1
@@ -54,7 +54,7 @@ fn problems_are_named_with_line_and_rule() {
 
     let policy = |name: &str| {
         format!(
-            "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: n}}\nspec: {{selector: all()}}\n"
+            "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: {name}, namespace: 'n'}}\nspec: {{selector: all()}}\n"
         )
     };
     let both = [policy("x"), policy("default.x")].concat();
@@ -81,6 +81,33 @@ fn problems_are_named_with_line_and_rule() {
     ] {
         assert!(out.contains(expected), "{expected}\n{out}");
     }
+}
+
+/// The finding of an operator whose policy kubectl had stored: Calico's agents enforce it.
+#[test]
+fn words_in_lower_case_are_warnings_in_the_group_of_calicos_definitions() {
+    let policy = "apiVersion: crd.projectcalico.org/v1\nkind: NetworkPolicy\nmetadata: {name: default-deny, namespace: shop}\n\
+                  spec:\n  selector: all()\n  types: [ingress]\n  ingress:\n  - action: deny\n";
+    let (code, out, _) = run(&[("p.yml", policy)], &[]);
+    assert_eq!(code, 0, "{out}");
+    for expected in [
+        "p.yml:6: warning[spelling]: NetworkPolicy shop/default-deny: spec.types[0]: \"ingress\" must be written Ingress",
+        "p.yml:8: warning[spelling]: NetworkPolicy shop/default-deny: spec.ingress[0].action: \"deny\" must be written Deny",
+    ] {
+        assert!(out.contains(expected), "{expected}\n{out}");
+    }
+    let pods = ["web", "other"].map(|name| {
+        format!("---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{containers: [{{name: c}}]}}\n")
+    });
+    let files = [("p.yml", policy), ("a.yml", &pods[0]), ("b.yml", &pods[1])];
+    let named = ["-f", "p.yml", "-f", "a.yml", "-f", "b.yml"];
+    let (code, out, err) =
+        tortie(&files, &[&["explain"][..], &named, &["shop/other", "shop/web", "--port", "80"]].concat());
+    assert!(code == 1 && out.contains(": denied"), "{out}{err}");
+    let (_, out, err) = tortie(&files, &[&["policy", "lint"][..], &named].concat());
+    assert!(out.contains("[spelling]") || out.contains("spelling"), "{out}{err}");
+    let api = policy.replace("crd.projectcalico.org/v1", "projectcalico.org/v3");
+    assert_eq!(run(&[("p.yml", &api)], &[]).0, 1);
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn a_policy_needs_its_tier_and_a_tier_outlives_its_policies() {
 fn objects_that_the_cluster_writes_cannot_be_applied() {
     let datastore = Datastore::new();
     let endpoint =
-        object("WorkloadEndpoint", "n-k8s-p-eth0", "{node: n}").replace("name:", "namespace: d, name:");
+        object("WorkloadEndpoint", "n-k8s-p-eth0", "{node: 'n'}").replace("name:", "namespace: d, name:");
     let refused = datastore.apply(&(endpoint + &object("Tier", "ops", "{}")));
     assert!(!refused.ok && refused.err.contains("is written by the node's agent"), "{}", refused.err);
     assert!(datastore.names(Kind::Tier).is_empty(), "nothing of a refused manifest is applied");
@@ -189,15 +189,15 @@ fn explain_shows_what_nodes_report() {
 fn objects_are_applied_in_dependency_order() {
     let datastore = Datastore::new();
     let manifests = "\
-{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: n}, spec: {containers: [{name: c}]}}
+{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: 'n'}, spec: {containers: [{name: c}]}}
 ---
-{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: s, namespace: n}, addressType: IPv4}
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: s, namespace: 'n'}, addressType: IPv4}
 ---
-{apiVersion: v1, kind: Service, metadata: {name: s, namespace: n}, spec: {ports: [{port: 80}]}}
+{apiVersion: v1, kind: Service, metadata: {name: s, namespace: 'n'}, spec: {ports: [{port: 80}]}}
 ---
 {apiVersion: projectcalico.org/v3, kind: HostEndpoint, metadata: {name: h}, spec: {node: a, interfaceName: eth0}}
 ---
-{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: k, namespace: n}, spec: {podSelector: {}}}
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: k, namespace: 'n'}, spec: {podSelector: {}}}
 ---
 {apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: ops.g}, spec: {tier: ops}}
 ---
@@ -205,13 +205,13 @@ fn objects_are_applied_in_dependency_order() {
 ---
 {apiVersion: projectcalico.org/v3, kind: GlobalNetworkSet, metadata: {name: t}, spec: {nets: []}}
 ---
-{apiVersion: v1, kind: ServiceAccount, metadata: {name: a, namespace: n}}
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: a, namespace: 'n'}}
 ---
 {apiVersion: projectcalico.org/v3, kind: Tier, metadata: {name: ops}, spec: {}}
 ---
 {apiVersion: projectcalico.org/v3, kind: IPPool, metadata: {name: i}, spec: {cidr: 10.0.0.0/16}}
 ---
-{apiVersion: v1, kind: Namespace, metadata: {name: n}}
+{apiVersion: v1, kind: Namespace, metadata: {name: 'n'}}
 ";
     let output = datastore.apply(manifests);
     assert!(output.ok, "{}", output.err);

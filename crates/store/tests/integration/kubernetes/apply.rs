@@ -11,25 +11,25 @@ use crate::kubernetes::{NEEDED, client, pod, start};
 const MANIFEST: &str = "
 apiVersion: v1
 kind: Namespace
-metadata: {name: n, labels: {a: b}}
+metadata: {name: 'n', labels: {a: b}}
 ---
 apiVersion: v1
 kind: ServiceAccount
-metadata: {name: default, namespace: n}
+metadata: {name: default, namespace: 'n'}
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: p, namespace: n, labels: {app: one, kept: x}}
+metadata: {name: p, namespace: 'n', labels: {app: one, kept: x}}
 spec: {containers: [{name: c, image: i}]}
 ---
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
-metadata: {name: k, namespace: n}
+metadata: {name: k, namespace: 'n'}
 spec: {podSelector: {}, ingress: [{}]}
 ---
 apiVersion: projectcalico.org/v3
 kind: NetworkPolicy
-metadata: {name: c, namespace: n}
+metadata: {name: c, namespace: 'n'}
 spec: {selector: all(), ingress: [{action: Allow}]}
 ";
 
