@@ -2,6 +2,7 @@
 //! crates, so that it builds in seconds.
 #![allow(clippy::print_stdout, reason = "its callers are programs for the terminal of whoever builds")]
 
+pub mod advisories;
 pub mod command;
 pub mod go;
 pub mod image;

@@ -1,6 +1,6 @@
 //! The licences and sources of all libraries, by `cargo metadata`. `cargo deny` needs minutes to be built.
 //!
-//! Manifests say which licence a library has. The full texts, and advisories, are left to people.
+//! Manifests say which licence a library has. The full texts are left to people, advisories to `cargo xtask soak`.
 
 use std::collections::BTreeSet;
 

@@ -2,24 +2,26 @@
 
 use anyhow::{Result, bail};
 use setup::command::cargo_program;
-use setup::{packages, step, workspace};
+use setup::{advisories, packages, step, workspace};
 
 use crate::gate::OF_CALICO;
 use crate::judge;
 
-/// Runs the random tests with many more cases, or one of the steps: `attack`, `chaos` or `fuzz`, with its options.
+/// Runs the random tests with many more cases, or one of the steps: `advisories`, `attack`, `chaos` or `fuzz`, with its options.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         [] => everything(),
+        ["advisories"] => advisories::check(),
         ["attack", options @ ..] => judge("judge-attack", options),
         ["chaos", options @ ..] => judge("judge-chaos", options),
         ["fuzz", options @ ..] => judge("judge-fuzz", options),
-        other => bail!("soak {}: the steps that run alone are attack, chaos and fuzz", other.join(" ")),
+        other => bail!("soak {}: the steps that run alone are advisories, attack, chaos and fuzz", other.join(" ")),
     }
 }
 
 fn everything() -> Result<()> {
     packages::require_root("the random clusters on the kernel")?;
+    step("advisories about libraries", advisories::check)?;
     step("oracle and programs, a million verdicts", || random("tortie-calc", "differential", 10_000))?;
     step("Windows nodes and oracle, a million verdicts", || random("tortie-windows", "clusters", 10))?;
     step("kernel, programs and oracle, 200,000 flows", || random("tortie-linux", "clusters", 2_000))?;

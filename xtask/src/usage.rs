@@ -5,6 +5,7 @@ pub(crate) const USAGE: &str = "cargo xtask setup           installs what tests,
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask soak            what takes too long for every change: the random tests of policy, dataplanes, addresses, BGP and CNI with up to
                             ten million cases, fuzzing, attacks, a thousand kills under traffic, and an hour of chaos; needs root
+cargo xtask soak advisories  libraries with known advisories, and yanked ones; builds cargo-deny
 cargo xtask soak attack [NAME…] [--minutes N] [--seed N]  attacks as programs, one round or N minutes of each; needs root
 cargo xtask soak chaos [--minutes N] [--seed N] [--nodes N] [--datastore embedded|etcd|kubernetes]
                             random faults in a lab under traffic; without options 60 minutes with 10 nodes (a try: 3 with 4)
@@ -22,8 +23,7 @@ cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there, without specs 
                             (-ginkgo.focus=Netpol)
 cargo xtask e2e policy [ARGS]
                             runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
-cargo xtask e2e connectivity
-                            runs `tortie connectivity test` there, as it should be and with a policy that denies
+cargo xtask e2e connectivity  runs `tortie connectivity test` there, as it should be and with a policy that denies
 cargo xtask e2e disrupt     ends and restarts parts of the cluster while 50 pods have connections
 cargo xtask e2e migrate     moves all pods to another pool and back, while a Deployment with a budget serves
 cargo xtask e2e coexist     runs kube-proxy in its modes, firewalld and Docker on the nodes, and compares connections with policy
@@ -31,8 +31,7 @@ cargo xtask e2e windows     an emulated Windows node joins; pods of both systems
 cargo xtask e2e flannel     builds flanneld, and tests a node with Tortie beside one with it (no cluster is needed)
 cargo xtask e2e lifecycle   on a cluster of its own: installs, tests with five specs, upgrades and uninstalls Tortie, and looks for
                             what is left
-cargo xtask e2e upgrade [COMMIT]
-                            on a cluster of its own: installs an earlier commit, and upgrades it under traffic
+cargo xtask e2e upgrade [COMMIT]  on a cluster of its own: installs an earlier commit, and upgrades it under traffic
 cargo xtask e2e kubectl ARGS, cargo xtask e2e tortie ARGS, cargo xtask e2e exec NODE COMMAND
                             runs kubectl or tortie there, or a command on a node
 cargo xtask e2e restart NODE PROGRAM

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use testkit::Stateful;
 use tortie_api::net::{Action, Flow, Protocol};
 use tortie_dataplane::*;
@@ -207,6 +208,10 @@ pub(crate) fn node_with_two_pods() -> ([Node; 2], [Pod; 2]) {
 /// The address of a client as its server sees it; `None` if the client did not reach the server.
 pub(crate) fn seen(client: Option<TcpStream>, server: &TcpListener) -> Option<IpAddr> {
     let _stream = client?;
+    // Another server may have the client, so the wait has an end.
+    let limit = Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::new(server, PollFlags::IN)], Some(&limit)).unwrap();
+    assert_eq!(ready, 1, "the client did not reach this server");
     Some(server.accept().unwrap().1.ip())
 }
 

@@ -3,6 +3,7 @@
 //!
 //! `PROPTEST_CASES` sets the number of runs, of a thousand operations each.
 
+mod calico;
 mod client;
 mod memory;
 mod operations;

@@ -1,0 +1,33 @@
+//! Known advisories about the libraries in Cargo.lock, and yanked versions, by cargo-deny.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::command::{cargo_program, run, target_folder, workspace};
+
+/// The program and its version. Cargo builds it in two to four minutes, once for each build folder.
+const CARGO_DENY: &str = "cargo-deny@0.20.2";
+
+/// The lock files: of all programs, and of the fuzzer.
+const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
+
+/// Fails if a library has an advisory or is yanked, or if this cannot be known.
+///
+/// The registry tells yanked versions. Git fetches the database of advisories (RustSec) into the build folder; `git config
+/// url.MIRROR.insteadOf` leads it elsewhere.
+///
+/// # Errors
+/// A library is concerned, or cargo-deny cannot be built or reach the registry or the database.
+pub fn check() -> Result<()> {
+    let tools = target_folder()?.join("tools");
+    run(cargo_program().args(["install", "--quiet", "--locked", "--root"]).arg(&tools).arg(CARGO_DENY))
+        .context("build cargo-deny")?;
+    for manifest in MANIFESTS {
+        let mut deny = Command::new(tools.join("bin/cargo-deny"));
+        deny.arg("--manifest-path").arg(workspace()?.join(manifest));
+        deny.args(["check", "--config"]).arg(workspace()?.join("deny.toml")).arg("advisories");
+        run(&mut deny).with_context(|| format!("advisories of {manifest}"))?;
+    }
+    Ok(())
+}
