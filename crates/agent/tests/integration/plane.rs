@@ -67,10 +67,10 @@ async fn the_agent_ends_with_its_dataplane() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn informational_conditions_block_nothing() {
+async fn conditions_that_are_no_failures_of_the_node_block_nothing() {
     let bed = Bed::new().await;
     bed.os.lock().report = Report {
-        node: [Reason::RouteTaken, Reason::PolicySetRefused, Reason::PolicySetHeld].map(condition).into(),
+        node: [Reason::PolicySetRefused, Reason::RouteTaken, Reason::ForeignVxlanLink].map(condition).into(),
         endpoints: [(endpoint_id("other"), vec![condition(Reason::InterfaceMissing)])].into(),
         retry: true,
     };
@@ -83,8 +83,8 @@ async fn informational_conditions_block_nothing() {
         bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
     assert_eq!(
         reported,
-        ["InterfaceMissing", "RouteTaken", "PolicySetRefused", "PolicySetHeld"],
-        "failures first"
+        ["InterfaceMissing", "RouteTaken", "ForeignVxlanLink", "PolicySetRefused"],
+        "failures first, then what is out of reach"
     );
 }
 

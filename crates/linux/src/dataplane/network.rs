@@ -174,7 +174,7 @@ impl Network {
             Err(error) => {
                 self.retry = true;
                 let message = format!("{error}; the link is not needed any more, and Tortie retries");
-                self.node.push(Condition::new(Reason::RouteRefused, message));
+                self.node.push(Condition::new(Reason::NetworkPartNotInForce, message));
             }
         }
         self.forwarded = [IpVersion::V4].into();
