@@ -50,6 +50,7 @@ mod saved_state;
 mod server;
 mod shared_ends;
 mod tunnels;
+mod unreachable;
 mod unsupported;
 mod windows_ipv6;
 
