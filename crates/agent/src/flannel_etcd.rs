@@ -288,7 +288,7 @@ pub(crate) fn conditions(node: &str, snapshot: &LeaseSnapshot) -> Vec<Unsupporte
     let unreachable = snapshot.unreachable.iter().map(|error| {
         let message =
             format!("flannel's leases cannot be read or renewed; routes to other nodes stay as they were last read: {error}");
-        condition(Reason::RouteRefused, message)
+        condition(Reason::NetworkPartNotInForce, message)
     });
     let lost = snapshot.lost.iter().map(|lost| condition(Reason::SubnetLost, lost.clone()));
     let changed = snapshot.config.iter().map(|changed| condition(Reason::FieldNotSupported, changed.clone()));
@@ -508,7 +508,7 @@ mod tests {
         let node = Key::global(Kind::Node, "n").to_string();
         assert_eq!(found[0], (node.clone(), Reason::SubnetLost, "lost"));
         assert_eq!(found[1], (node.clone(), Reason::FieldNotSupported, "changed"));
-        assert!(found[2].1 == Reason::RouteRefused && found[2].2.contains("refused"), "{found:?}");
+        assert!(found[2].1 == Reason::NetworkPartNotInForce && found[2].2.contains("refused"), "{found:?}");
         assert!(
             found[3].0 == node && found[3].2.contains("/n/subnets/x in etcd cannot be used: it is damaged"),
             "{found:?}"

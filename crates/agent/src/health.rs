@@ -1,14 +1,13 @@
 //! Whether the agent works, for probes: `/healthz` and `/readyz`.
 //!
-//! `/healthz` fails if only a restart can help. `/readyz` fails while ADD would fail.
+//! `/healthz` fails if only a restart can help. `/readyz` fails while ADD would fail for something on this node that policy or pods need.
+//! Neither depends on other nodes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
-
-use tortie_dataplane::Reason;
 
 use crate::plane::InForce;
 
@@ -108,15 +107,14 @@ pub(crate) fn readiness(progress: &Progress, now: &InForce) -> Result<(), String
     if stage < Stage::Serve {
         return Err("the agent does not serve the CNI plugin yet, or cannot write its configuration, which the node's report says".to_owned());
     }
-    // Policy is in force, but no pod gets an address.
-    let lost = now.unsupported.iter().find(|one| one.reason == Reason::SubnetLost);
-    lost.map_or(Ok(()), |lost| Err(lost.message.clone()))
+    // Other nodes that are out of reach do not count: a rollout must go on where only they are.
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use tortie_api::{Key, Kind, Position};
-    use tortie_dataplane::Condition;
+    use tortie_dataplane::{Condition, Reason};
 
     use super::*;
     use crate::unsupported::Unsupported;
@@ -132,14 +130,14 @@ mod tests {
         failed.report.node.push(Condition::new(Reason::PolicyNotInForce, "the kernel rejects it"));
         let mut informed = read.clone();
         informed.report.node.push(Condition::new(Reason::CalicoLeftover, "a chain"));
-        let mut lost = read.clone();
-        for reason in [Reason::RouteRefused, Reason::SubnetLost] {
-            let object = Key::global(Kind::Node, "n");
-            lost.unsupported.push(Unsupported {
-                object,
-                reason,
-                message: format!("{reason} of 10.5.2.0-24"),
-            });
+        // The node reaches no other node.
+        let mut cut_off = read.clone();
+        for reason in [Reason::RouteRefused, Reason::SubnetLost, Reason::BlockUnreachable] {
+            let (object, message) = (Key::global(Kind::Node, "n"), format!("{reason} of 10.5.2.0-24"));
+            cut_off.unsupported.push(Unsupported { object, reason, message });
+        }
+        for reason in [Reason::ForeignVxlanLink, Reason::RouteTaken, Reason::VxlanPortNotSupported] {
+            cut_off.report.node.push(Condition::new(reason, "a message"));
         }
         let refused = tortie_store::StoreError::Forbidden("may not list tiers".to_owned());
         let blocked = InForce { unavailable: [(Kind::Tier, refused)].into(), ..InForce::default() };
@@ -151,7 +149,7 @@ mod tests {
             (Stage::ReadCluster, &failed, "PolicyNotInForce: the kernel rejects it"),
             (Stage::ReadCluster, &read, "does not serve"),
             (Stage::Serve, &failed, "PolicyNotInForce"),
-            (Stage::Serve, &lost, "SubnetLost of 10.5.2.0-24"),
+            (Stage::Serve, &cut_off, ""),
             (Stage::Serve, &informed, ""),
             (Stage::Serve, &read, ""),
         ] {

@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use crate::health::{Progress, Taken, health, readiness};
 use crate::metrics::Metrics;
 use crate::plane::InForce;
+use crate::report::Events;
 use tortie_store::backoff::{Backoff, random_seed};
 
 /// The maximum number of connections at a time. A further one replaces the oldest: a probe needs milliseconds, and whoever only occupies
@@ -38,7 +39,7 @@ pub(crate) struct Sources {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) progress: Arc<Progress>,
     /// Has a value when the dataplane's thread has started.
-    pub(crate) in_force: watch::Receiver<Option<watch::Receiver<Arc<InForce>>>>,
+    pub(crate) events: watch::Receiver<Option<Events>>,
     /// Receives the addresses that are taken.
     pub(crate) taken: watch::Sender<Taken>,
 }
@@ -124,8 +125,9 @@ impl Drop for Connections {
 
 impl Sources {
     fn answer(&self, paths: Paths, path: &str) -> Response<String> {
-        let now =
-            self.in_force.borrow().as_ref().map(|in_force| in_force.borrow().clone()).unwrap_or_default();
+        let events = self.events.borrow();
+        let now: Arc<InForce> =
+            events.as_ref().map(|events| events.in_force.borrow().clone()).unwrap_or_default();
         let of_result = |result: Result<(), String>| match result {
             Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
             Err(problem) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
@@ -134,7 +136,8 @@ impl Sources {
         let (status, text) = match (path, paths) {
             ("/metrics", _) => {
                 kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                (StatusCode::OK, self.metrics.text(&now))
+                let reasons = events.as_ref().map(Events::reasons).unwrap_or_default();
+                (StatusCode::OK, self.metrics.text(&now, reasons))
             }
             ("/healthz", Paths::All) => of_result(health(self.metrics.busy(Instant::now()))),
             ("/readyz", Paths::All) => of_result(readiness(&self.progress, &now)),

@@ -50,6 +50,7 @@ mod saved_state;
 mod server;
 mod shared_ends;
 mod tunnels;
+mod unreachable;
 mod unsupported;
 mod windows_ipv6;
 
@@ -354,10 +355,10 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
     let Begun { _lock, holding, saver } = begun;
     let metrics = Arc::new(Metrics::new());
     let progress = Arc::new(Progress::new(holding.as_ref().map(Holding::has_closed)));
-    let (started, in_force) = watch::channel(None);
+    let (started, events) = watch::channel(None);
     let taken = watch::Sender::default();
     let taken_now = taken.subscribe();
-    let sources = Sources { metrics: metrics.clone(), progress: progress.clone(), in_force, taken };
+    let sources = Sources { metrics: metrics.clone(), progress: progress.clone(), events, taken };
     let _http = serve_http(&extras, &sources);
     let store: Arc<dyn Store> = endpoints.clone();
     // Before anything waits for the datastore.
@@ -412,18 +413,6 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     assigned_pods.tell(batches.asker());
     progress.reach(Stage::ReadCluster);
-    started.send_replace(Some(in_force.clone()));
-    let asker = batches.asker();
-    let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
-    parts.add(DATAPLANE, plane::ended(in_force.clone()));
-    let leases = keeper.as_ref().map(LeaseKeeper::snapshot);
-    parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches, leases.clone()));
-    if let Some(keeper) = keeper {
-        parts.add("the keeping of flannel's lease", keeper.run());
-    }
-    if !endpoints.derives_from_kubernetes() {
-        parts.add("the following of labels", labels::run(store.clone(), node.clone(), in_force.clone()));
-    }
     let bgp_conditions = watch::Sender::default();
     let cni_conditions = watch::Sender::default();
     let events = report::Events {
@@ -436,6 +425,18 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
             None => watch::Sender::default().subscribe(),
         },
     };
+    started.send_replace(Some(events.clone()));
+    let asker = batches.asker();
+    let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
+    parts.add(DATAPLANE, plane::ended(in_force.clone()));
+    let leases = keeper.as_ref().map(LeaseKeeper::snapshot);
+    parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches, leases.clone()));
+    if let Some(keeper) = keeper {
+        parts.add("the keeping of flannel's lease", keeper.run());
+    }
+    if !endpoints.derives_from_kubernetes() {
+        parts.add("the following of labels", labels::run(store.clone(), node.clone(), in_force.clone()));
+    }
     parts.add("the report", report::run(store.clone(), node.clone(), about, events));
     let bgp = of_bgp.map(|system| {
         let (asked, questions) = mpsc::channel(MAX_QUESTIONS);

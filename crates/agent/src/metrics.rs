@@ -23,6 +23,7 @@ pub(crate) struct Metrics {
     registry: Registry,
     pods: Gauge,
     in_force: Gauge,
+    connected: Gauge,
     conditions: Family<ConditionLabels, Gauge>,
     calls: Family<CallLabels, Counter>,
     call_seconds: Family<CommandLabels, Histogram>,
@@ -67,7 +68,7 @@ impl Metrics {
             Histogram::new(exponential_buckets(0.000_5, 4.0, 10))
         });
         let conditions = Family::<ConditionLabels, Gauge>::default();
-        let (pods, in_force, memory, files) = <(Gauge, Gauge, Gauge, Gauge)>::default();
+        let (pods, in_force, connected, memory, files) = <(Gauge, Gauge, Gauge, Gauge, Gauge)>::default();
         let deltas = Counter::<u64>::default();
 
         let mut registry = Registry::default();
@@ -87,6 +88,8 @@ impl Metrics {
         own.register("pods", "Pods of the node that the dataplane knows", pods.clone());
         let help = "1 if everything that the agent has read is in force on the node, otherwise 0";
         own.register("in_force", help, in_force.clone());
+        let help = "1 if nothing is known that keeps pods of the node and those of others from each other, otherwise 0";
+        own.register("connected", help, connected.clone());
         let help = "Conditions of the node and its pods, as in its NodeReport";
         own.register("conditions", help, conditions.clone());
         own.register("cni_calls", "Finished calls of the CNI plugin", calls.clone());
@@ -101,6 +104,7 @@ impl Metrics {
             registry,
             pods,
             in_force,
+            connected,
             conditions,
             calls,
             call_seconds,
@@ -126,24 +130,23 @@ impl Metrics {
         Some(now.saturating_duration_since(since?))
     }
 
-    /// The text for Prometheus.
-    pub(crate) fn text(&self, now: &InForce) -> String {
+    /// The text for Prometheus. `reasons` are those of all conditions of the agent.
+    pub(crate) fn text(&self, now: &InForce, reasons: Vec<String>) -> String {
         let number = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
         self.pods.set(number(now.endpoints.len()));
         let is_in_force =
             !now.positions.is_empty() && now.report.conditions().all(|one| !one.reason.is_failure());
         self.in_force.set(i64::from(is_in_force));
+        let is_cut_off = reasons.iter().any(|reason| Severity::of(reason) == Severity::Unreachable);
+        // Nothing is known before the agent has read the cluster.
+        self.connected.set(i64::from(!now.given.is_empty() && !is_cut_off));
         let mut counts: BTreeMap<String, i64> = BTreeMap::new();
-        for reason in crate::report::reasons(now) {
+        for reason in reasons {
             *counts.entry(reason).or_default() += 1;
         }
         self.conditions.clear();
         for (reason, count) in counts {
-            let severity = match Severity::of(&reason) {
-                Severity::Information => "information",
-                Severity::WithoutEffect => "without_effect",
-                Severity::Failure => "failure",
-            };
+            let severity = Severity::of(&reason).label();
             self.conditions.get_or_create(&ConditionLabels { reason, severity }).set(count);
         }
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -211,8 +214,8 @@ impl Dataplane for Measured {
 
 #[cfg(test)]
 mod tests {
+    use tortie_api::{Kind, Position, Positions};
     use tortie_cni::Code;
-    use tortie_dataplane::{Condition, Reason};
 
     use super::*;
 
@@ -224,11 +227,10 @@ mod tests {
         let mut measured = Measured { inner: Box::new(Idle), metrics: Arc::new(metrics) };
         measured.resync(&NodeState::default());
         let Measured { metrics, .. } = measured;
-        let mut now = InForce::default();
-        now.report.node.push(Condition::new(Reason::KernelModuleMissing, ""));
-        let text = metrics.text(&now);
+        let text = metrics.text(&InForce::default(), vec!["KernelModuleMissing".to_owned()]);
         for line in [
             "tortie_in_force 0",
+            "tortie_connected 0",
             "tortie_pods 0",
             "tortie_conditions{reason=\"KernelModuleMissing\",severity=\"information\"} 1",
             "tortie_cni_calls_total{command=\"ADD\",code=\"0\"} 1",
@@ -239,7 +241,7 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
         }
         assert!(
-            !metrics.text(&InForce::default()).contains("KernelModuleMissing"),
+            !metrics.text(&InForce::default(), Vec::new()).contains("KernelModuleMissing"),
             "a resolved condition stays"
         );
         let documented = include_str!("../../../docs/metrics.md");
@@ -254,6 +256,31 @@ mod tests {
                 documented.contains(&format!("| `{name}{ending}` | {kind} |")),
                 "docs/metrics.md lacks {line}"
             );
+        }
+    }
+
+    /// Other nodes may be out of reach while everything is in force, and the other way round.
+    #[test]
+    fn a_node_is_connected_while_nothing_is_out_of_reach() {
+        let given: Positions = [(Kind::Pod, Position(1))].into_iter().collect();
+        let known = || InForce { given: given.clone(), positions: given.clone(), ..InForce::default() };
+        for (reason, is_connected, severity) in [
+            (None, true, ""),
+            (Some("CalicoLeftover"), true, "information"),
+            (Some("PolicyNotInForce"), true, "failure"),
+            (Some("FieldNotSupported"), true, "without_effect"),
+            (Some("BgpSessionDown"), false, "unreachable"),
+            (Some("ForeignVxlanLink"), false, "unreachable"),
+            (Some("BlockUnreachable"), false, "unreachable"),
+        ] {
+            let text = Metrics::new().text(&known(), reason.map(str::to_owned).into_iter().collect());
+            let has = |line: &str| text.lines().any(|found| found == line);
+            assert!(has(&format!("tortie_connected {}", u8::from(is_connected))), "{reason:?}: {text}");
+            assert!(has("tortie_in_force 1"), "{text}");
+            if let Some(reason) = reason {
+                let line = format!("tortie_conditions{{reason=\"{reason}\",severity=\"{severity}\"}} 1");
+                assert!(has(&line), "{line} is not in\n{text}");
+            }
         }
     }
 

@@ -27,7 +27,8 @@ use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
 use crate::saved_state::Saver;
 use crate::shared_ends::shared_ends;
-use crate::unsupported::{Unsupported, Watched, out_of_reach, refused_tunnels};
+use crate::unreachable::{Unreachable, refused_tunnels};
+use crate::unsupported::{Unsupported, Watched};
 use crate::{flannel, flannel_etcd};
 
 /// The interval at which the dataplane reads everything back.
@@ -148,6 +149,7 @@ fn start_with(
         logged,
         leases: Arc::default(),
         missing_leases: MissingLeases::default(),
+        unreachable: Unreachable::default(),
         shared_ends: BTreeMap::new(),
     };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
@@ -189,6 +191,8 @@ struct Plane {
     leases: Arc<LeaseSnapshot>,
     /// The Nodes without any of them.
     missing_leases: MissingLeases,
+    /// The nodes to whose pods no route leads.
+    unreachable: Unreachable,
     /// The nodes that share the MAC address of their tunnel with another one.
     shared_ends: BTreeMap<String, String>,
 }
@@ -388,6 +392,7 @@ impl Plane {
     fn publish_in_force(&mut self) {
         let is_known = self.leases.unreachable.is_none();
         self.missing_leases.update(self.calc.without_flannel_lease(), is_known, Instant::now());
+        self.unreachable.update(&self.calc.without_route(), Instant::now());
         self.log();
         let lock = self.watched.lock();
         if lock.is_none() && self.publish.borrow().lock.is_some() {
@@ -434,8 +439,8 @@ impl Plane {
     /// Stored objects that are not in force here.
     fn unsupported(&self) -> Vec<Unsupported> {
         let mut all = self.watched.all();
-        all.extend(out_of_reach(&self.calc.without_direct_route()));
-        all.extend(refused_tunnels(self.calc.refused_tunnels()));
+        all.extend(self.unreachable.conditions(self.watched.node()));
+        all.extend(refused_tunnels(self.calc.refused_tunnels(), &self.unreachable));
         all.extend(flannel::unreachable(self.watched.node(), self.calc.flannel_problems()));
         let shared = self.shared_ends.iter().map(|(node, problem)| (node.as_str(), problem.clone()));
         all.extend(flannel::unreachable(self.watched.node(), shared.collect()));

@@ -37,6 +37,7 @@ const MAX_MESSAGE: usize = 1_000;
 const MAX_CAUSES: usize = 20;
 
 /// What reports are made of.
+#[derive(Clone)]
 pub(crate) struct Events {
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
     /// The addresses for probes and metrics that cannot be served.
@@ -190,12 +191,36 @@ fn unavailable(kind: Kind, error: &StoreError) -> Option<ReportedCondition> {
     Some(ReportedCondition { object: None, about: Vec::new(), reason: reason.to_string(), message })
 }
 
-/// The reasons of all conditions.
-pub(crate) fn reasons(in_force: &InForce) -> Vec<String> {
-    conditions(in_force).into_iter().map(|condition| condition.reason).collect()
+impl Events {
+    /// The reasons of all conditions that the agent has now. A report has no more than [`MAX_CONDITIONS`] of them.
+    pub(crate) fn reasons(&self) -> Vec<String> {
+        let (bgp, addresses) = (self.bgp.borrow(), self.addresses.borrow());
+        let cni_config = self.cni_config.borrow();
+        let others = bgp.iter().chain(&*cni_config).chain(&*addresses);
+        let all = all_conditions(&self.in_force.borrow(), &self.taken.borrow(), others);
+        all.into_iter().map(|condition| condition.reason).collect()
+    }
 }
 
-/// All conditions of the node and its pods.
+/// All conditions of the agent, of the node and its pods. `others` are those of other parts of the agent than the dataplane.
+fn all_conditions<'a>(
+    in_force: &InForce,
+    taken: &Taken,
+    others: impl Iterator<Item = &'a Condition>,
+) -> Vec<ReportedCondition> {
+    // The conditions of the agent itself come first: those of objects may be many.
+    let mut conditions: Vec<_> = others.map(|condition| condition.reported(None)).collect();
+    conditions.extend(self::conditions(in_force));
+    conditions.extend(taken.iter().map(|(address, error)| {
+        let message = format!(
+            "health and metrics are not served at {address}: {error}; free the port or choose another"
+        );
+        Condition::new(Reason::AddressTaken, message).reported(None)
+    }));
+    conditions
+}
+
+/// The conditions of the dataplane's thread.
 fn conditions(in_force: &InForce) -> Vec<ReportedCondition> {
     let of_object = |key: &Key, reason: Reason, message: &str| ReportedCondition {
         object: Some(key.into()),
@@ -225,16 +250,7 @@ fn status<'a>(
     taken: &Taken,
     others: impl Iterator<Item = &'a Condition>,
 ) -> NodeStatus {
-    // The conditions of the agent itself come first: those of objects may be many.
-    let mut conditions: Vec<_> = others.map(|condition| condition.reported(None)).collect();
-    conditions.extend(self::conditions(in_force));
-    conditions.extend(taken.iter().map(|(address, error)| {
-        let message = format!(
-            "health and metrics are not served at {address}: {error}; free the port or choose another"
-        );
-        Condition::new(Reason::AddressTaken, message).reported(None)
-    }));
-    let mut conditions = sorted(conditions);
+    let mut conditions = sorted(all_conditions(in_force, taken, others));
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
     conditions.iter_mut().for_each(shorten);
@@ -247,23 +263,32 @@ fn status<'a>(
     }
 }
 
-/// Failures first, so that a long list omits less urgent conditions. Then those of the node and of the cluster's objects, and those of all
-/// namespaces in turn, so that one tenant's many objects hide nothing of others.
+/// Failures first, and then what is out of reach, so that a long list omits less urgent conditions. Then those of the node and of the
+/// cluster's objects, and those of all namespaces in turn, so that one tenant's many objects hide nothing of others.
 fn sorted(conditions: Vec<ReportedCondition>) -> Vec<ReportedCondition> {
-    let mut counts: BTreeMap<(bool, String), usize> = BTreeMap::new();
+    let mut counts: BTreeMap<(u8, String), usize> = BTreeMap::new();
     let mut rank = |condition: &ReportedCondition| {
-        let is_other = Severity::of(&condition.reason) != Severity::Failure;
+        let urgency = urgency(Severity::of(&condition.reason));
         let namespace = condition.object.as_ref().map(|object| object.namespace.clone()).unwrap_or_default();
         if namespace.is_empty() {
-            return (is_other, 0);
+            return (urgency, 0);
         }
-        let count = counts.entry((is_other, namespace)).or_default();
+        let count = counts.entry((urgency, namespace)).or_default();
         *count += 1;
-        (is_other, *count)
+        (urgency, *count)
     };
     let mut ranked: Vec<_> = conditions.into_iter().map(|condition| (rank(&condition), condition)).collect();
     ranked.sort_by_key(|(rank, _)| *rank);
     ranked.into_iter().map(|(_, condition)| condition).collect()
+}
+
+/// The place of a severity in a report.
+fn urgency(severity: Severity) -> u8 {
+    match severity {
+        Severity::Failure => 0,
+        Severity::Unreachable => 1,
+        Severity::WithoutEffect | Severity::Information => 2,
+    }
 }
 
 /// Cuts what is longer than a report should have, and says how much is missing.
@@ -314,6 +339,36 @@ mod tests {
         conditions
             .extend((0..60).map(|number| of("third", &format!("third {number}"), Reason::PolicyNotInForce)));
         assert!(positions(conditions, &["failure"]) < 5);
+    }
+
+    /// A node that reaches no other says so in a report that leaves conditions out, too.
+    #[test]
+    fn what_is_out_of_reach_comes_after_failures_and_before_the_rest() {
+        let of = |reason: Reason| Condition::new(reason, "a message").reported(None);
+        let mut conditions: Vec<_> = (0..60).map(|_| of(Reason::FieldNotSupported)).collect();
+        conditions
+            .extend([Reason::ForeignVxlanLink, Reason::CalicoLeftover, Reason::PolicyNotInForce].map(of));
+        let first: Vec<String> = sorted(conditions).into_iter().map(|it| it.reason).take(3).collect();
+        assert_eq!(first, ["PolicyNotInForce", "ForeignVxlanLink", "FieldNotSupported"]);
+    }
+
+    /// Metrics count all of them: alerts depend on it.
+    #[test]
+    fn the_reasons_are_those_of_all_parts_of_the_agent() {
+        let condition = |reason: Reason| Condition::new(reason, "a message");
+        let mut now = InForce::default();
+        now.report.node.push(condition(Reason::RouteTaken));
+        let taken: Taken = [("127.0.0.1:9198".parse().unwrap(), "in use".to_owned())].into();
+        let events = Events {
+            in_force: watch::channel(Arc::new(now)).1,
+            taken: watch::channel(taken).1,
+            bgp: watch::channel(vec![condition(Reason::BgpSessionDown)]).1,
+            cni_config: watch::channel(Some(condition(Reason::CniConfigNotWritten))).1,
+            addresses: watch::channel(vec![condition(Reason::RouteRefused)]).1,
+        };
+        let expected =
+            ["BgpSessionDown", "CniConfigNotWritten", "RouteRefused", "RouteTaken", "AddressTaken"];
+        assert_eq!(events.reasons(), expected);
     }
 
     const HOUR: u64 = 3_600;
@@ -402,7 +457,7 @@ mod tests {
             (Kind::KubernetesNetworkPolicy, forbidden(Kind::KubernetesNetworkPolicy), Some("KindForbidden")),
         ] {
             let now = InForce { unavailable: [(kind, error)].into(), ..InForce::default() };
-            let told: Vec<String> = reasons(&now);
+            let told: Vec<String> = conditions(&now).into_iter().map(|condition| condition.reason).collect();
             assert_eq!(told, expected.map(str::to_owned).into_iter().collect::<Vec<_>>(), "{kind:?}");
         }
     }

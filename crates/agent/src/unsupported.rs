@@ -33,40 +33,6 @@ pub(crate) enum PlainRoutes {
     Direct,
 }
 
-/// The nodes to whose pods direct routes cannot lead, with the blocks and borrowed addresses.
-pub(crate) fn out_of_reach(far: &BTreeMap<&str, Vec<IpNet>>) -> Vec<Unsupported> {
-    /// The maximum number of networks in a message.
-    const MOST: usize = 5;
-    let message = |nets: &Vec<IpNet>| {
-        let mut named: Vec<String> = nets.iter().take(MOST).map(ToString::to_string).collect();
-        named.extend((nets.len() > MOST).then(|| format!("{} more", nets.len() - MOST)));
-        format!(
-            "no direct route leads to its pods ({}): it is not in the network of this node as the annotations \
-             projectcalico.org/IPv4Address and IPv6Address of both say, or it is a Windows node with an overlay network, or it has no address. Use a pool \
-             with vxlanMode CrossSubnet, or BGP",
-            named.join(", ")
-        )
-    };
-    let unsupported = far.iter().map(|(node, nets)| Unsupported {
-        object: Key::global(Kind::Node, *node),
-        reason: Reason::RouteRefused,
-        message: message(nets),
-    });
-    unsupported.collect()
-}
-
-/// The nodes whose tunnel addresses do not count (policy decision 51).
-pub(crate) fn refused_tunnels<'a>(refused: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<Unsupported> {
-    let unsupported = refused.map(|(node, problem)| Unsupported {
-        object: Key::global(Kind::Node, node),
-        reason: Reason::RouteRefused,
-        message: format!(
-            "no tunnel leads there, and none to its pods: {problem}. If somebody else has annotated the Node, find out who"
-        ),
-    });
-    unsupported.collect()
-}
-
 /// The objects that may be in force only in part.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
@@ -433,20 +399,6 @@ mod tests {
             watched.update(&key, None);
             assert_eq!(watched.all(), []);
         }
-    }
-
-    #[test]
-    fn nodes_out_of_reach_are_named_with_some_of_their_networks() {
-        let nets =
-            |count: u8| (0..count).map(|n| format!("10.0.{n}.0/26").parse().unwrap()).collect::<Vec<IpNet>>();
-        let found = out_of_reach(&[("a", nets(2)), ("b", nets(7))].into());
-        let shown: Vec<String> = found.iter().map(|it| format!("{}: {}", it.object, it.message)).collect();
-        assert!(
-            shown[0].starts_with("Node a: ") && shown[0].contains("(10.0.0.0/26, 10.0.1.0/26)"),
-            "{shown:?}"
-        );
-        assert!(shown[1].contains("10.0.4.0/26, 2 more)"), "{shown:?}");
-        assert_eq!(out_of_reach(&BTreeMap::new()), []);
     }
 
     #[test]

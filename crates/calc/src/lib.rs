@@ -45,7 +45,7 @@ use slab::No;
 use subjects::{Backends, Subjects};
 
 pub use claims::Assigned;
-pub use network::{pool_of_network, unfit_for_flannel, vtep_mac};
+pub use network::{NoRoute, Unrouted, pool_of_network, unfit_for_flannel, vtep_mac};
 
 /// The kinds of object that the state of any node depends on; [`Calc::kinds`] returns those of one node.
 pub const KINDS: [Kind; 20] = [
@@ -152,10 +152,11 @@ impl Calc {
         self.network.refused_tunnels()
     }
 
-    /// The nodes to whose pods direct routes cannot lead, with the blocks and borrowed addresses. As of the last flush.
+    /// The other nodes to whose pods this node should have routes and has none, with the blocks and borrowed addresses, by cause. As of
+    /// the last flush. Nodes of flannel are in [`flannel_problems`](Self::flannel_problems).
     #[must_use]
-    pub fn without_direct_route(&self) -> BTreeMap<&str, Vec<ipnet::IpNet>> {
-        self.network.far()
+    pub fn without_route(&self) -> BTreeMap<&str, Unrouted<'_>> {
+        self.network.without_route()
     }
 
     /// The nodes announce the networks of their pods, and the way there, as daemons of flannel do.

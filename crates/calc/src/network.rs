@@ -3,10 +3,11 @@
 mod flannel;
 mod flannel_leases;
 mod macs;
+mod no_route;
 mod tunnels;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -25,6 +26,7 @@ pub(crate) use flannel::translated;
 pub use flannel::{pool_of_network, unfit_for_flannel};
 pub(crate) use flannel_leases::FlannelLeases;
 use macs::Macs;
+pub use no_route::{NoRoute, Unrouted};
 use tunnels::Tunnels;
 
 /// The inputs of the overlay.
@@ -52,9 +54,8 @@ pub(crate) struct Network {
     pub(crate) policy_only: bool,
     /// With flannel, the networks of the nodes' pods.
     pub(crate) pod_networks: PodNetworks,
-    /// The blocks and borrowed addresses of other nodes that would have a direct route, if their nodes were in the network
-    /// of this one.
-    far: BTreeMap<IpNet, String>,
+    /// The blocks and borrowed addresses of other nodes that should have a route of the dataplane and have none, with their nodes.
+    without_route: BTreeMap<IpNet, (String, NoRoute)>,
     tunnels: Tunnels,
     macs: Macs,
     /// Why tunnel addresses of other nodes do not count.
@@ -113,9 +114,12 @@ impl Calc {
         }
         let mut removed = Vec::new();
         for destination in blocks {
-            let (target, known) =
-                (self.network.target(&destination, &self.node), self.state.routes.get(&destination));
-            self.network.note_far(destination, &self.node, target.is_some());
+            let (target, cause) = match self.network.target(&destination, &self.node) {
+                Ok(target) => (Some(target), None),
+                Err(cause) => (None, cause),
+            };
+            self.network.note(destination, cause);
+            let known = self.state.routes.get(&destination);
             match target {
                 Some(target) if known != Some(&target) => {
                     deltas.push(Delta::Route(Route { destination, target }));
@@ -217,7 +221,7 @@ impl Network {
         let borrowed = self.borrowed.is_empty() && self.borrowers.is_empty();
         let blocks = self.blocks.is_empty() && self.blocks_of.is_empty() && borrowed;
         blocks
-            && self.far.is_empty()
+            && self.without_route.is_empty()
             && self.tunnels.is_empty()
             && self.macs.is_empty()
             && self.refused_tunnels.is_empty()
@@ -250,35 +254,12 @@ impl Network {
         self.direct = true;
     }
 
-    /// The nodes to whose pods no direct route can lead, with their blocks and borrowed addresses.
-    pub(crate) fn far(&self) -> BTreeMap<&str, Vec<IpNet>> {
-        let mut nodes: BTreeMap<&str, Vec<IpNet>> = BTreeMap::new();
-        self.far.iter().for_each(|(net, node)| nodes.entry(node).or_default().push(*net));
-        nodes
-    }
-
     /// Whether the subnets of nodes decide about routes.
     fn has_pools_by_subnet(&self) -> bool {
         let is_one = |pool: &IpPool| {
             pool.encapsulation() == EncapsulationMode::CrossSubnet || self.direct && is_plain(pool)
         };
         self.pools.values().any(is_one)
-    }
-
-    /// Notes whether a block or borrowed address lacks its direct route.
-    fn note_far(&mut self, net: IpNet, local: &str, has_route: bool) {
-        // Problems of flannel's nodes have messages of their own.
-        let is_of_flannel = self.pod_networks.owner(&net).is_some();
-        let node =
-            self.node_of(&net).filter(|node| *node != local && self.direct && !has_route && !is_of_flannel);
-        let is_plain = |pool: &IpPool| is_plain(pool) && pool.spec.cidr.contains(&net);
-        let far = node.filter(|_| self.pools.values().any(is_plain)).map(str::to_owned);
-        put(&mut self.far, net, far);
-    }
-
-    /// The node to which packets to a block or borrowed address go.
-    fn node_of(&self, net: &IpNet) -> Option<&str> {
-        self.borrowers.get(net).or_else(|| self.blocks.get(net)).map(String::as_str)
     }
 
     /// The node's settings: its own take precedence over those of all nodes.
@@ -330,42 +311,57 @@ impl Network {
     }
 
     /// The target of the route to a block or a borrowed address. It has none if its pool has neither an overlay nor direct
-    /// routes, if the tunnel end of its node is unknown, or if one of the two nodes has no IPIP.
-    fn target(&self, block: &IpNet, local: &str) -> Option<RouteTarget> {
+    /// routes, if the tunnel end of its node is unknown, or if one of the two nodes has no IPIP. The error says why the dataplane has no
+    /// route that it should have; `None` means that nobody expects one of it.
+    fn target(&self, block: &IpNet, local: &str) -> Result<RouteTarget, Option<NoRoute>> {
         if let Some(node) = self.pod_networks.owner(block) {
-            return self.pod_network_target(block, node, local);
+            // Problems of flannel's nodes have messages of their own.
+            return self.pod_network_target(block, node, local).ok_or(None);
         }
         let node = match self.borrowers.get(block) {
             // The pod's own route leads there.
-            Some(borrower) if borrower == local => return None,
+            Some(borrower) if borrower == local => return Err(None),
             Some(borrower) => borrower,
-            None => self.blocks.get(block)?,
+            None => self.blocks.get(block).ok_or(None)?,
         };
         if node == local {
-            return Some(RouteTarget::Local);
+            return Ok(RouteTarget::Local);
         }
         let version = IpVersion::of(&block.addr());
         let of_block = || self.pools.values().filter(|pool| pool.spec.cidr.contains(block));
         let mut overlays = of_block().filter(|pool| !is_plain(pool));
         let Some(pool) = overlays.next() else {
-            let is_direct = self.direct && of_block().any(is_plain);
-            let router = is_direct.then(|| self.neighbour(node, local, version)).flatten();
-            return router.map(|router| RouteTarget::Direct { router });
+            if !self.direct || !of_block().any(is_plain) {
+                return Err(None);
+            }
+            let router = self.neighbour(node, local, version);
+            let router = router.ok_or_else(|| self.without_neighbour(node, local, version))?;
+            return Ok(RouteTarget::Direct { router });
         };
         if pool.encapsulation() == EncapsulationMode::CrossSubnet
             && let Some(router) = self.neighbour(node, local, version)
         {
-            return Some(RouteTarget::Direct { router });
+            return Ok(RouteTarget::Direct { router });
         }
         if pool.has_ipip() {
-            if !self.has_ipip(local) || !self.has_ipip(node) {
-                return None;
-            }
-            let other = self.nodes.get(node).filter(|node| !node.is_windows())?;
-            return other.address().map(|router| RouteTarget::Ipip { router });
+            return Ok(RouteTarget::Ipip { router: self.ipip_router(node, local)? });
         }
-        let vtep = self.vtep(node, local, version);
-        vtep.map(|_| RouteTarget::Vxlan { node: node.clone() })
+        match self.vtep(node, local, version) {
+            Some(_) => Ok(RouteTarget::Vxlan { node: node.clone() }),
+            None => Err(self.without_tunnel(node, version)),
+        }
+    }
+
+    /// The other node's end of an IPIP tunnel.
+    fn ipip_router(&self, node: &str, local: &str) -> Result<Ipv4Addr, NoRoute> {
+        if let Some(disabled) = [local, node].into_iter().find(|node| !self.has_ipip(node)) {
+            return Err(NoRoute::IpipDisabled(disabled.to_owned()));
+        }
+        let other = self.nodes.get(node);
+        if other.is_some_and(Node::is_windows) {
+            return Err(NoRoute::IpipToWindows);
+        }
+        other.and_then(Node::address).ok_or(NoRoute::NoAddress(IpVersion::V4))
     }
 
     /// The address of another node, if it is in the network of this node and both take packets of pods without

@@ -128,6 +128,7 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
             ));
         }
     }
+    warn_of_nodes_without_sessions(store, objects).await;
     if let Some(job) = objects.iter().find(|object| object.key.kind == Kind::CronJob) {
         output::error_line(&format!(
             "note: {}: outside of a Kubernetes API, nothing runs it by its schedule",
@@ -145,6 +146,25 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
         }
     }
     Ok(())
+}
+
+/// Warns about a mesh that is switched off while no BGPPeer takes its place.
+async fn warn_of_nodes_without_sessions(store: &dyn Store, objects: &[Object]) {
+    let ends_mesh = |object: &&Object| {
+        object.key == Key::global(Kind::BgpConfiguration, "default")
+            && object.value["spec"]["nodeToNodeMeshEnabled"] == false
+    };
+    let Some(object) = objects.iter().find(ends_mesh) else { return };
+    let is_given = objects.iter().any(|object| object.key.kind == Kind::BgpPeer);
+    // Who may not list them gets no warning that may be wrong.
+    let is_alone = list(store, Kind::BgpPeer).await.is_ok_and(|peers| peers.is_empty());
+    if !is_given && is_alone {
+        output::error_line(&format!(
+            "warning: {}: nodeToNodeMeshEnabled is false, and there is no BGPPeer, so no node has a BGP session: pods of pools without \
+             encapsulation reach other nodes only by routes that somebody else has",
+            object.key
+        ));
+    }
 }
 
 /// Rejects the deletion of pools with addresses in use. Those that another pool has, too, belong to the one that stays.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use serde_json::Value;
-use tortie_api::report::{NodeReport, NodeStatus};
+use tortie_api::report::{NodeReport, NodeStatus, ReportedCondition};
 use tortie_controllers::{CALICO_CONTROLLERS, NAMESPACES, ready_controllers};
 use tortie_dataplane::{Reason, Severity};
 use tortie_deploy::DAEMON_SET;
@@ -21,6 +21,9 @@ const MAX_LINES: usize = 20;
 const MAX_NODES: usize = 30;
 /// The column of the screen that says whether policy is in force.
 const IN_FORCE: usize = 6;
+/// The column that says whether pods of the node and those of other nodes reach each other.
+#[cfg(test)]
+const CONNECTED: usize = 7;
 /// How many heartbeats a report may be old.
 const STALE_HEARTBEATS: u64 = 3;
 
@@ -179,7 +182,8 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
     }
     let reports = reports(cluster);
     if !cluster.nodes.is_empty() {
-        let names = ["NODE", "READY", "AGENT", "OS", "VERSION", "PODS", "IN FORCE", "CONDITIONS"];
+        let names =
+            ["NODE", "READY", "AGENT", "OS", "VERSION", "PODS", "IN FORCE", "CONNECTED", "CONDITIONS"];
         screen.rows.push(names.map(str::to_owned).to_vec());
     }
     let mut rows = Vec::new();
@@ -276,6 +280,7 @@ fn of_node(
         }
         Some(_) => "yes",
     };
+    let connected = report.filter(|_| in_force != "unknown").map_or("unknown", connected);
     let count = report.map_or(0, |report| report.conditions.len() + report.more);
     let of_report = |value: fn(&NodeStatus) -> String| report.map_or("-".to_owned(), value);
     let row = vec![
@@ -286,9 +291,21 @@ fn of_node(
         of_report(|report| if report.version.is_empty() { "?".to_owned() } else { report.version.clone() }),
         of_report(|report| report.endpoints.to_string()),
         in_force.to_owned(),
+        connected.to_owned(),
         count.to_string(),
     ];
     (row, problems)
+}
+
+/// The word for a node whose pods and those of others reach each other, or do not, as far as its report says. Reports list failures first,
+/// and then what is out of reach.
+fn connected(report: &NodeStatus) -> &'static str {
+    let of = |severity| move |one: &ReportedCondition| Severity::of(&one.reason) == severity;
+    match () {
+        () if report.conditions.iter().any(of(Severity::Unreachable)) => "no",
+        () if report.more > 0 && report.conditions.iter().all(of(Severity::Failure)) => "unknown",
+        () => "yes",
+    }
 }
 
 /// The conditions of a node with such a severity.
@@ -356,25 +373,47 @@ mod tests {
 
     #[test]
     fn a_node_is_in_force_only_by_a_current_report_without_failures() {
-        for (report_of, ready, in_force, problem) in [
-            (Some(report(10, "b", &[])), "True", "yes", ""),
-            (Some(report(10, "b", &["ForeignChainMayDrop"])), "True", "yes", ""),
-            (Some(report(10, "b", &["FieldNotSupported"])), "True", "yes", "FieldNotSupported"),
-            (Some(report(10, "b", &["KindForbidden"])), "True", "yes", "KindForbidden"),
-            (Some(report(10, "b", &["PolicyNotInForce"])), "True", "no", "PolicyNotInForce"),
-            (Some(report(181, "b", &[])), "True", "unknown", "181 s old"),
-            (Some(report(-181, "b", &[])), "True", "unknown", "-181 s old"),
-            (Some(report(10, "a", &[])), "True", "unknown", "has restarted"),
-            (Some(report(10, "b", &[])), "False", "yes", "not ready: cni"),
-            (None, "True", "unknown", "its agent has not reported"),
+        for (report_of, ready, in_force, connected, problem) in [
+            (Some(report(10, "b", &[])), "True", "yes", "yes", ""),
+            (Some(report(10, "b", &["ForeignChainMayDrop"])), "True", "yes", "yes", ""),
+            (Some(report(10, "b", &["FieldNotSupported"])), "True", "yes", "yes", "FieldNotSupported"),
+            (Some(report(10, "b", &["KindForbidden"])), "True", "yes", "yes", "KindForbidden"),
+            (Some(report(10, "b", &["PolicyNotInForce"])), "True", "no", "yes", "PolicyNotInForce"),
+            // Policy is in force on a node that reaches no other.
+            (Some(report(10, "b", &["ForeignVxlanLink"])), "True", "yes", "no", "ForeignVxlanLink"),
+            (Some(report(10, "b", &["BlockUnreachable"])), "True", "yes", "no", "BlockUnreachable"),
+            (Some(report(10, "b", &["BgpSessionDown"])), "True", "yes", "no", "BgpSessionDown"),
+            (Some(report(181, "b", &["RouteTaken"])), "True", "unknown", "unknown", "181 s old"),
+            (Some(report(181, "b", &[])), "True", "unknown", "unknown", "181 s old"),
+            (Some(report(-181, "b", &[])), "True", "unknown", "unknown", "-181 s old"),
+            (Some(report(10, "a", &[])), "True", "unknown", "unknown", "has restarted"),
+            (Some(report(10, "b", &[])), "False", "yes", "yes", "not ready: cni"),
+            (None, "True", "unknown", "unknown", "its agent has not reported"),
         ] {
             let screen = screen(&cluster(report_of.clone(), ready), NOW);
             assert_eq!(screen.rows[1][IN_FORCE], in_force, "{report_of:?}");
+            assert_eq!(screen.rows[1][CONNECTED], connected, "{report_of:?}");
             let without = without_policy(&cluster(report_of.clone(), ready), NOW);
             let is_whole = in_force == "yes" && problem != "KindForbidden";
             assert_eq!(without.is_empty(), is_whole, "{report_of:?}: {without:?}");
             let problems = screen.problems.join("\n");
             assert!(problems.contains(problem) && problems.is_empty() == problem.is_empty(), "{problems}");
+        }
+    }
+
+    /// A report that leaves conditions out lists what is out of reach after the failures.
+    #[test]
+    fn a_report_of_failures_only_does_not_say_that_a_node_is_connected() {
+        for (reasons, more, expected) in [
+            (&["PolicyNotInForce"][..], 0, "yes"),
+            (&["PolicyNotInForce"], 3, "unknown"),
+            (&["PolicyNotInForce", "CalicoLeftover"], 3, "yes"),
+            (&["PolicyNotInForce", "RouteTaken"], 3, "no"),
+        ] {
+            let mut report = report(10, "b", reasons);
+            report["status"]["more"] = json!(more);
+            let screen = screen(&cluster(Some(report), "True"), NOW);
+            assert_eq!(screen.rows[1][CONNECTED], expected, "{reasons:?}");
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{output, progress};
 /// Waits until the pods among these objects run, and all objects, written at these positions at the latest, are in force
 /// on every node that they concern.
 /// Prints the nodes' conditions. Fails if this does not happen in time, if a node has a condition about one of the
-/// objects, or if a report leaves conditions out, because they may be about the objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates. `policies`
+/// objects, if pods of a node are out of reach, or if a report leaves conditions out, because they may be about the objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates. `policies`
 /// are the objects, if all of them are policies. Fails if the store is in another epoch than before the first write: what was
 /// written may not be in it.
 pub(crate) async fn in_force(
@@ -98,7 +98,7 @@ pub(crate) async fn in_force(
             incomplete_reports.join(", ")
         )),
         None if waiting.is_empty() => {
-            output::line(&format!("in force on {}", output::count(reports.len() as u64, "node")))
+            output::line(&format!("policy in force on {}", output::count(reports.len() as u64, "node")))
         }
         None => {}
     }
@@ -107,8 +107,31 @@ pub(crate) async fn in_force(
         1 => output::error("1 of these conditions is about what was applied"),
         _ => output::error(&format!("{about} of these conditions are about what was applied")),
     }
-    let good = about == 0 && late.is_none() && waiting.is_empty() && incomplete_reports.is_empty();
+    let cut_off = out_of_reach(&reports);
+    if let Some(cut_off) = &cut_off {
+        output::error(cut_off);
+    }
+    let good = about == 0
+        && late.is_none()
+        && waiting.is_empty()
+        && incomplete_reports.is_empty()
+        && cut_off.is_none();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The nodes whose pods and those of other nodes may not reach each other, with the reasons. Policy is in force nevertheless.
+fn out_of_reach(reports: &BTreeMap<String, NodeStatus>) -> Option<String> {
+    let of_node = |(node, report): (&String, &NodeStatus)| {
+        let all = report.conditions.iter().map(|condition| condition.reason.as_str());
+        let reasons: BTreeSet<&str> =
+            all.filter(|reason| Severity::of(reason) == Severity::Unreachable).collect();
+        let reasons: Vec<&str> = reasons.into_iter().collect();
+        (!reasons.is_empty()).then(|| format!("{node} ({})", reasons.join(", ")))
+    };
+    let nodes: Vec<String> = reports.iter().filter_map(of_node).collect();
+    (!nodes.is_empty()).then(|| {
+        format!("pods of these nodes and those of other nodes may not reach each other: {}", nodes.join(", "))
+    })
 }
 
 /// Whether conditions about the objects may be among those that a report leaves out. Agents list those of the node first, and then those of all
@@ -189,6 +212,25 @@ mod tests {
             let exit = in_force(&store, (&applied, None), written, (Duration::ZERO, false)).await.unwrap();
             assert_eq!(exit, expected);
         }
+    }
+
+    /// Policy is in force there, and somebody must know all the same.
+    #[test]
+    fn nodes_that_reach_no_others_are_named_with_their_reasons() {
+        let report = |reasons: &[&str]| {
+            let conditions: Vec<_> =
+                reasons.iter().map(|reason| json!({"reason": reason, "message": "m"})).collect();
+            let status = json!({"os": "linux", "endpoints": 0, "positions": Positions::default(),
+                "time": Timestamp::now().to_string(), "heartbeatSeconds": 60, "conditions": conditions});
+            serde_json::from_value::<NodeStatus>(status).unwrap()
+        };
+        let well = ("a".to_owned(), report(&["CalicoLeftover", "FieldNotSupported", "PolicyNotInForce"]));
+        assert_eq!(out_of_reach(&[well.clone()].into()), None);
+        let cut_off =
+            ("b".to_owned(), report(&["RouteTaken", "CalicoLeftover", "RouteTaken", "BgpSessionDown"]));
+        let third = ("c".to_owned(), report(&["ForeignVxlanLink"]));
+        let line = out_of_reach(&[well, cut_off, third].into()).unwrap();
+        assert!(line.ends_with(": b (BgpSessionDown, RouteTaken), c (ForeignVxlanLink)"), "{line}");
     }
 
     /// Nobody can hide the conditions of other namespaces behind those of his own.

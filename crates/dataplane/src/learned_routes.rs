@@ -27,6 +27,21 @@ pub struct SystemRoutes {
     pub others: Vec<String>,
 }
 
+/// Those of these destinations to which one of these ways leads: networks with their routers. A default route leads to everything, and
+/// counts only by way of one of the `peers`, which know routes to the destinations without telling them.
+pub fn destinations_led(
+    destinations: &[IpNet],
+    ways: &[(IpNet, IpAddr)],
+    peers: &BTreeSet<IpAddr>,
+) -> BTreeSet<IpNet> {
+    let leads = |destination: &IpNet| {
+        ways.iter().any(|(network, router)| {
+            network.contains(destination) && (network.prefix_len() > 0 || peers.contains(router))
+        })
+    };
+    destinations.iter().filter(|destination| leads(destination)).copied().collect()
+}
+
 /// The learned routes of a node. A next hop is looked up among the routes of others, so that learned routes cannot depend on each
 /// other. Routes of others are left alone.
 pub trait LearnedRouteTable: Send {
@@ -57,4 +72,44 @@ pub trait LearnedRouteTable: Send {
     /// # Errors
     /// The system does not answer.
     fn routes_to(&mut self, destination: &IpNet) -> Result<SystemRoutes, RouteTableError>;
+
+    /// Those of these destinations to which routes of others lead by way of a router, such as those of an administrator
+    /// ([`destinations_led`]).
+    ///
+    /// # Errors
+    /// The system does not answer.
+    fn led_by_others(
+        &mut self,
+        destinations: &[IpNet],
+        peers: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeSet<IpNet>, RouteTableError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_leads_to_what_is_in_it_and_a_default_route_by_way_of_a_peer() {
+        let net = |text: &str| -> IpNet { text.parse().unwrap() };
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let blocks = ["10.1.0.0/26", "10.1.0.64/26", "10.2.0.0/26", "fd00::/122"].map(net);
+        let peers = [ip("192.0.2.9")].into();
+        for (ways, expected) in [
+            (&[][..], &[][..]),
+            (&[("0.0.0.0/0", "192.0.2.1"), ("::/0", "fe80::1")], &[]),
+            (&[("0.0.0.0/0", "192.0.2.9")], &["10.1.0.0/26", "10.1.0.64/26", "10.2.0.0/26"]),
+            (&[("10.1.0.0/26", "192.0.2.1")], &["10.1.0.0/26"]),
+            (
+                &[("10.1.0.0/24", "192.0.2.1"), ("fd00::/64", "fe80::1")],
+                &["10.1.0.0/26", "10.1.0.64/26", "fd00::/122"],
+            ),
+            (&[("10.2.0.0/27", "192.0.2.1")], &[]),
+        ] {
+            let ways: Vec<(IpNet, IpAddr)> =
+                ways.iter().map(|(network, router)| (net(network), ip(router))).collect();
+            let expected: BTreeSet<IpNet> = expected.iter().map(|text: &&str| net(text)).collect();
+            assert_eq!(destinations_led(&blocks, &ways, &peers), expected, "{ways:?}");
+        }
+    }
 }

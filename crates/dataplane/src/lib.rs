@@ -20,7 +20,7 @@ use tortie_api::report::{ObjectRef, ReportedCondition, with_objects};
 use tortie_api::{Key, Kind};
 
 pub use host_port::HostPort;
-pub use learned_routes::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
+pub use learned_routes::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes, destinations_led};
 pub use members::Members;
 pub use reason::{Reason, Severity};
 pub use saved_state::SavedState;

@@ -9,12 +9,16 @@ use serde::{Deserialize, Serialize};
 /// How severe a condition is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// Policy is in force, possibly narrower than requested; or something of somebody else, or about a single
-    /// destination, needs attention. It delays no revision, no ADD and no `apply --wait`.
+    /// Policy is in force, possibly narrower than requested; or something of somebody else needs attention. It delays no revision, no ADD and no `apply --wait`.
     Information,
     /// A stored object has no effect, or another one than it says. It delays nothing either, but nobody may call the
     /// object in force.
     WithoutEffect,
+    /// Pods of this node and those of other nodes may not reach each other. It is no failure: policy is in force, and pods can be
+    /// added and connect to others of the node. So it delays no position, no ADD and no policy, and neither `/readyz` nor liveness
+    /// depends on it: one dead peer would otherwise stop the rollout that repairs it. It sets `tortie_connected`, the status of the
+    /// node, and the exit codes of `tortie status` and `apply --wait`.
+    Unreachable,
     /// The object of the condition is not in force; the dataplane retries.
     Failure,
 }
@@ -26,6 +30,17 @@ impl Severity {
     pub fn of(reason: &str) -> Self {
         let known: Result<Reason, Error> = Reason::deserialize(reason.into_deserializer());
         known.map_or(Self::Failure, Reason::severity)
+    }
+
+    /// The name in metrics.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Information => "information",
+            Self::WithoutEffect => "without_effect",
+            Self::Unreachable => "unreachable",
+            Self::Failure => "failure",
+        }
     }
 }
 
@@ -40,14 +55,16 @@ pub enum Reason {
     AddressNotServed,
     /// The address for probes and metrics is in use.
     AddressTaken,
-    /// A route of BGP is not in the kernel.
+    /// A route of BGP is not in the kernel. It may lead to pods, and nobody else has it.
     BgpRouteNotInForce,
-    /// There is no session with a BGP peer.
+    /// There is no session with a BGP peer. Other nodes may learn this node's blocks by it only, which this node cannot see.
     BgpSessionDown,
     /// A part of the BGP configuration has no effect.
     BgpSettingNotInForce,
     /// A Windows node may have more pods than its blocks have addresses.
     BlocksTooSmall,
+    /// This node cannot route to blocks of another node, and should.
+    BlockUnreachable,
     /// Calico left something on the node.
     CalicoLeftover,
     /// A version of Calico that Tortie does not know used the datastore.
@@ -66,7 +83,8 @@ pub enum Reason {
     EndpointMissing,
     /// A field of an object of the datastore has no effect.
     FieldNotSupported,
-    /// The firewall of a Windows node may drop VXLAN packets of other nodes, or connections of BGP peers.
+    /// The firewall of a Windows node may drop VXLAN packets of other nodes, or connections of BGP peers: Windows drops what no rule
+    /// admits.
     FirewallNotOpen,
     /// Somebody else put ACLs on an endpoint.
     ForeignAcl,
@@ -90,7 +108,7 @@ pub enum Reason {
     HostPortNotServed,
     /// Another pod has the port of the node that a pod wants.
     HostPortTaken,
-    /// A route of the adapter that the overlay network took over is not back.
+    /// A route of the adapter that the overlay network took over is not back. It may be the way to other nodes.
     HostRouteMissing,
     /// A rule matches ICMP types, which the operating system cannot match. The rule is narrowed if it allows, and
     /// widened if it denies.
@@ -109,23 +127,26 @@ pub enum Reason {
     KindAbsent,
     /// The agent cannot read a kind of object. What it knows of the kind stays in force.
     KindForbidden,
-    /// The node has a block for which its overlay network has no subnet.
+    /// The node has a block for which its overlay network has no subnet, so the pods with its addresses are not connected.
     MoreThanOneBlock,
     /// The network exists with other properties, and is in use.
     NetworkDiffers,
     /// The network does not exist.
     NetworkMissing,
-    /// Routes, links or addresses are not as required.
+    /// Routes, links or addresses are not as required, those of the node's own pods included. So it is a failure: a pod that is added
+    /// now may have no route.
     NetworkNotInForce,
     /// HNS has not finished the network.
     NetworkNotReady,
+    /// A part of the node's network is not as required, and packets between pods of nodes do not depend on it.
+    NetworkPartNotInForce,
     /// The network of a Windows node has no subnet for the node's IPv6 block, so its pods have IPv4 addresses only.
     NetworkWithoutIpv6,
     /// An object of the datastore cannot be read completely; its effect is narrower.
     NotUnderstood,
     /// Packets of a pod leave a Windows node with another address than its pool demands.
     OutboundNatDiffers,
-    /// The overlay's MAC address has changed.
+    /// The overlay's MAC address has changed, and other nodes send to the former one until this node announces it.
     OverlayRemade,
     /// Two IPPools have the same addresses, or one has those of nodes.
     PoolConflict,
@@ -145,7 +166,7 @@ pub enum Reason {
     PolicySetRefused,
     /// ACLs list addresses, because the report of the selftest does not prove that sets work; or they name sets against the report.
     PolicySetsNotProven,
-    /// The overlay is bound to another address than the node's.
+    /// The overlay is bound to another address than the node's, to which other nodes send their packets.
     ProviderAddressDiffers,
     /// A route to other nodes' pods was refused, or is not possible on this node.
     RouteRefused,
@@ -162,7 +183,7 @@ pub enum Reason {
     ServicePartlyAllowed,
     /// The state of the node for the next start of its agent is not saved.
     StateNotSaved,
-    /// The node no longer has its subnet of flannel, so it gives pods no addresses.
+    /// The node no longer has its subnet of flannel, so it gives pods no addresses, and packets to its pods go to the node that has it.
     SubnetLost,
     /// A policy, or the policies of a pod, have more rules than the operating system takes; the rest is closed.
     TooManyRules,
@@ -178,53 +199,55 @@ impl Reason {
         match self {
             AddressNotServed
             | AddressTaken
-            | BgpRouteNotInForce
-            | BgpSessionDown
             | BlocksTooSmall
             | CalicoLeftover
             | CalicoVersionUnknown
             | ClientAddressHidden
             | CniConfigNotWritten
             | ConnectionsNearLimit
-            | FirewallNotOpen
             | ForeignAcl
             | ForeignChainMayDrop
             | ForeignChainsUnknown
-            | ForeignVxlanLink
             | HostEndpointNotEnforced
             | HostEndpointWithoutInterface
             | HostPortNotServed
             | HostPortTaken
-            | HostRouteMissing
             | IcmpTypeNotExpressible
             | InterfaceClosed
             | KernelModuleMissing
             | KindAbsent
-            | MoreThanOneBlock
+            | NetworkPartNotInForce
             | NetworkWithoutIpv6
             | NotUnderstood
             | OutboundNatDiffers
-            | OverlayRemade
             | PodAddressFromOutside
             | PoolTerminating
             | PolicyBypassed
             | PolicySetHeld
             | PolicySetRefused
             | PolicySetsNotProven
-            | ProviderAddressDiffers
-            | RouteRefused
-            | RouteTaken
             | RuleNotExpressible
             | SctpPortNotExpressible
             | ServiceAddressTaken
             | ServicePartlyAllowed
             | StateNotSaved
-            | SubnetLost
-            | TooManyRules
-            | VxlanPortNotSupported => Severity::Information,
+            | TooManyRules => Severity::Information,
             BgpSettingNotInForce | FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => {
                 Severity::WithoutEffect
             }
+            BgpRouteNotInForce
+            | BgpSessionDown
+            | BlockUnreachable
+            | FirewallNotOpen
+            | ForeignVxlanLink
+            | HostRouteMissing
+            | MoreThanOneBlock
+            | OverlayRemade
+            | ProviderAddressDiffers
+            | RouteRefused
+            | RouteTaken
+            | SubnetLost
+            | VxlanPortNotSupported => Severity::Unreachable,
             AdapterDiffers | AdapterNotUsable | DatastoreLocked | Differs | EndpointMissing
             | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested | InterfaceMissing
             | InterfaceUnproven | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
@@ -254,12 +277,52 @@ mod tests {
         for (name, severity) in [
             ("PolicySetRefused", Severity::Information),
             ("FieldNotSupported", Severity::WithoutEffect),
+            ("NetworkPartNotInForce", Severity::Information),
+            ("ForeignVxlanLink", Severity::Unreachable),
+            ("RouteRefused", Severity::Unreachable),
+            ("RouteTaken", Severity::Unreachable),
+            ("SubnetLost", Severity::Unreachable),
+            ("BgpSessionDown", Severity::Unreachable),
+            ("BgpRouteNotInForce", Severity::Unreachable),
+            ("VxlanPortNotSupported", Severity::Unreachable),
+            ("BlockUnreachable", Severity::Unreachable),
+            ("NetworkNotInForce", Severity::Failure),
             ("PolicyNotInForce", Severity::Failure),
             ("SomethingNew", Severity::Failure),
             ("", Severity::Failure),
         ] {
             assert_eq!(Severity::of(name), severity, "{name}");
         }
-        assert_eq!(Severity::of(&Reason::RouteTaken.to_string()), Severity::Information);
+        assert_eq!(Severity::of(&Reason::RouteTaken.to_string()), Severity::Unreachable);
+    }
+
+    #[test]
+    fn the_documentation_lists_each_reason_with_its_severity() {
+        let text = include_str!("../../../docs/operate.md");
+        let table = text.lines().skip_while(|line| !line.starts_with("| severity | meaning | reasons |"));
+        let rows: Vec<&str> = table.skip(2).take_while(|line| line.starts_with('|')).collect();
+        assert_eq!(rows.len(), 4, "{rows:?}");
+        let mut listed = 0;
+        for row in rows {
+            let severity = row.trim_matches(['|', ' ']).split(" | ").next().unwrap().replace(' ', "_");
+            for name in row.split('`').skip(1).step_by(2) {
+                assert_eq!(Severity::of(name).label(), severity, "{name}");
+                let known: Result<Reason, Error> = Reason::deserialize(name.into_deserializer());
+                assert!(known.is_ok(), "{name} is no reason");
+                listed += 1;
+            }
+        }
+        let variants = include_str!("reason.rs").lines().skip_while(|line| !line.contains("pub enum Reason"));
+        let variants = variants.take_while(|line| *line != "}");
+        let count = variants.filter(|line| line.ends_with(',') && !line.contains("///")).count();
+        assert_eq!(listed, count, "docs/operate.md lists every reason once");
+    }
+
+    /// Packets between nodes close no pod and delay no policy.
+    #[test]
+    fn what_is_out_of_reach_is_no_failure() {
+        for reason in [Reason::BlockUnreachable, Reason::ForeignVxlanLink, Reason::SubnetLost] {
+            assert!(!reason.is_failure(), "{reason}");
+        }
     }
 }

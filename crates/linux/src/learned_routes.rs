@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
+use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes, destinations_led};
 use tortie_kernel::route::{Change, NextHop, Route, RouteKind, RouteSocket, RouteWatch};
 
 use crate::Result;
@@ -119,6 +119,24 @@ impl LearnedRouteTable for LearnedRoutes {
             others: others.iter().map(ToString::to_string).collect(),
         })
     }
+
+    fn led_by_others(
+        &mut self,
+        destinations: &[IpNet],
+        peers: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeSet<IpNet>, RouteTableError> {
+        Ok(destinations_led(destinations, &ways(&self.socket.routes()?), peers))
+    }
+}
+
+/// The networks to which routes of others lead by way of routers.
+fn ways(kernel: &[Route]) -> Vec<(IpNet, IpAddr)> {
+    let of_others = kernel.iter().filter(|route| !is_learned(route) && route.kind == RouteKind::Unicast);
+    let routers = |route: &Route| {
+        let gateways = route.others.iter().filter_map(|hop| hop.gateway).chain(route.gateway);
+        gateways.map(|router| (route.destination, router)).collect::<Vec<_>>()
+    };
+    of_others.flat_map(routers).collect()
 }
 
 struct Plan {
@@ -295,6 +313,29 @@ mod tests {
             assert_eq!(found, expected, "{next_hop}");
         }
         assert_eq!(NextHops::of_others(&[], &BTreeSet::new()).resolve(ip("10.9.0.3")), []);
+    }
+
+    /// Links and blackholes lead to no node, and learned routes are not those of others.
+    #[test]
+    fn ways_are_routes_of_others_with_routers() {
+        let to = |gateway: &str| NextHop { link: 3, gateway: Some(ip(gateway)), onlink: false };
+        let both =
+            Route { others: vec![to("10.9.0.2")], ..Route::via(net("10.6.0.0/16"), ip("10.9.0.1"), 2, 4) };
+        let mut all = kernel();
+        all.extend([both, learned("10.7.0.0/26", "10.9.0.3", 2)]);
+        let mut found: Vec<String> =
+            ways(&all).iter().map(|(network, router)| format!("{network} {router}")).collect();
+        found.sort_unstable();
+        assert_eq!(
+            found,
+            [
+                "0.0.0.0/0 10.9.0.254",
+                "10.6.0.0/16 10.9.0.1",
+                "10.6.0.0/16 10.9.0.2",
+                "192.0.2.0/24 10.9.0.7",
+                "192.0.2.0/24 10.9.0.8",
+            ]
+        );
     }
 
     /// The kernel's default metric of IPv6 is 1024, and a route has 0 for it.

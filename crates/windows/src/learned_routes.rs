@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes};
+use tortie_dataplane::{AppliedRoutes, LearnedRouteTable, RouteTableError, SystemRoutes, destinations_led};
 use tortie_hcn::{IpHelperError, IpRoute};
 
 use crate::host::Host;
@@ -85,6 +85,17 @@ impl LearnedRouteTable for LearnedRoutes {
             learned: (!learned.is_empty()).then(|| learned.join(", ")),
             others: others.iter().map(shown).collect(),
         })
+    }
+
+    fn led_by_others(
+        &mut self,
+        destinations: &[IpNet],
+        peers: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeSet<IpNet>, RouteTableError> {
+        let leads = |route: &IpRoute| !is_of_agent(route.metric) && !route.next_hop.is_unspecified();
+        let routes = self.host.ip().routes()?.into_iter().filter(leads);
+        let ways: Vec<_> = routes.map(|route| (route.destination, route.next_hop)).collect();
+        Ok(destinations_led(destinations, &ways, peers))
     }
 }
 

@@ -10,6 +10,7 @@ use tortie_api::calico::{
 };
 use tortie_api::ipam::Block;
 use tortie_api::kubernetes::Node;
+use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
 use tortie_bgp::calico::{
     Derived, Name, NoSecret, PodAddress, Resources, ServiceRoutes, ServiceSettings, derive,
@@ -47,6 +48,8 @@ pub(super) fn interests(node: &str) -> Vec<Interest> {
 pub(super) struct Cluster {
     node: String,
     nodes: BTreeMap<String, Node>,
+    /// The nodes whose kubelets do not report that they are ready, or report nothing any more. A datastore without kubelets has none.
+    not_ready: BTreeSet<String>,
     configurations: BTreeMap<String, BgpConfiguration>,
     peers: BTreeMap<String, BgpPeer>,
     filters: BTreeMap<String, BgpFilter>,
@@ -74,6 +77,7 @@ impl Cluster {
         Self {
             node: node.to_owned(),
             nodes: BTreeMap::new(),
+            not_ready: BTreeSet::new(),
             configurations: BTreeMap::new(),
             peers: BTreeMap::new(),
             filters: BTreeMap::new(),
@@ -113,6 +117,12 @@ impl Cluster {
         }
         if key.kind == Kind::IpamBlock {
             return self.put_block(stored);
+        }
+        if key.kind == Kind::Node {
+            match is_ready(value) {
+                true => drop(self.not_ready.remove(&key.name)),
+                false => drop(self.not_ready.insert(key.name.clone())),
+            }
         }
         let resource = match Resource::read(key, value) {
             Ok(resource) => resource,
@@ -229,7 +239,10 @@ impl Cluster {
         match key.kind {
             Kind::Service => return self.services.set_service(&full_name(key), None),
             Kind::EndpointSlice => return self.services.set_slice(&full_name(key), None),
-            Kind::Node => drop(self.nodes.remove(name)),
+            Kind::Node => {
+                self.nodes.remove(name);
+                self.not_ready.remove(name);
+            }
             Kind::BgpConfiguration => {
                 self.configurations.remove(name);
                 self.set_service_settings();
@@ -317,6 +330,31 @@ impl Cluster {
         self.pools.values().cloned().collect()
     }
 
+    /// The blocks of other nodes that are there and ready.
+    pub(super) fn blocks_of_others(&self) -> impl Iterator<Item = (&IpNet, &str)> {
+        let is_other =
+            |node: &str| node != self.node && self.nodes.contains_key(node) && !self.not_ready.contains(node);
+        let blocks = self.all_blocks.iter().map(|(block, node)| (block, node.as_str()));
+        blocks.filter(move |(_, node)| is_other(node))
+    }
+
+    /// The node with this address that is not ready.
+    pub(super) fn not_ready_at(&self, address: IpAddr) -> Option<&str> {
+        let not_ready = self.nodes_at(address).find(|node| self.not_ready.contains(&node.metadata.name));
+        not_ready.map(|node| node.metadata.name.as_str())
+    }
+
+    /// Returns whether the address is that of a node.
+    pub(super) fn is_node(&self, address: IpAddr) -> bool {
+        self.nodes_at(address).next().is_some()
+    }
+
+    fn nodes_at(&self, address: IpAddr) -> impl Iterator<Item = &Node> {
+        self.nodes.values().filter(move |node| {
+            IpVersion::ALL.into_iter().any(|version| node.own_address(version) == Some(address))
+        })
+    }
+
     /// The settings for all nodes.
     pub(super) fn settings(&self) -> BgpConfigurationSpec {
         self.configurations.get("default").map(|it| it.spec.clone()).unwrap_or_default()
@@ -334,6 +372,12 @@ impl Cluster {
         });
         unreadable.chain(missing).collect()
     }
+}
+
+/// Returns whether a Node does not say that it is not ready.
+fn is_ready(node: &serde_json::Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.filter(|one| one["type"] == "Ready").all(|one| one["status"] == "True")
 }
 
 /// The namespace and name of an object.

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod passwords;
+mod reach;
 mod runner;
 mod shown;
 mod why;

@@ -17,14 +17,15 @@ use ipnet::IpNet;
 use tokio::sync::{Notify, mpsc, watch};
 use tortie_bgp::calico::{Derived, Forwarding, forwarding};
 use tortie_bgp::fsm::State;
-use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Why};
-use tortie_bgp::speaker::{Config, RouteEvent, Speaker, SpeakerStatus};
+use tortie_bgp::rib::{Chosen, OwnRoute, RouteChange, Source, Why};
+use tortie_bgp::speaker::{Config, PeerStatus, RouteEvent, Speaker, SpeakerStatus};
 use tortie_dataplane::{Condition, LearnedRouteTable, Reason};
 use tortie_store::{Change, Endpoints, Interest};
 use tortie_windows::FirewallOpening;
 
 use super::cluster::{self, Cluster};
 use super::passwords::Passwords;
+use super::reach::{self, CutOff, OutOfReach};
 use super::{Asked, BgpQuestion, System, shown, why};
 use crate::control::Outcome;
 
@@ -162,6 +163,10 @@ struct Runner {
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
     /// The next hops of routes, and whether the node has a route to them, as the speaker has been told.
     next_hops: BTreeMap<IpAddr, Option<bool>>,
+    /// Whether the speaker has what its peers had to say at its start.
+    is_complete: bool,
+    /// The blocks of other nodes without a route.
+    out_of_reach: OutOfReach,
     /// Since when each peer has no session.
     down: BTreeMap<SocketAddr, (Instant, Option<String>)>,
     /// Why a part of the configuration is not in force.
@@ -190,6 +195,8 @@ impl Runner {
             has_taken_leave: false,
             chosen: BTreeMap::new(),
             next_hops: BTreeMap::new(),
+            is_complete: false,
+            out_of_reach: OutOfReach::default(),
             down: BTreeMap::new(),
             of_settings: Vec::new(),
             left_out: Vec::new(),
@@ -292,6 +299,7 @@ impl Runner {
         learned.restart();
         self.chosen.clear();
         self.next_hops.clear();
+        self.is_complete = false;
         // A node whose peers tell it no routes forwards packets all the time, too.
         let has_run = self.marker.as_ref().is_some_and(|marker| marker.exists());
         let mut has_forwarded = || {
@@ -340,7 +348,10 @@ impl Runner {
                         self.forward(prefix);
                     }
                 }
-                RouteEvent::Complete => self.learned.iter_mut().for_each(|learned| learned.complete()),
+                RouteEvent::Complete => {
+                    self.is_complete = true;
+                    self.learned.iter_mut().for_each(|learned| learned.complete());
+                }
                 RouteEvent::UnknownNextHops(unknown) => {
                     self.next_hops.extend(unknown.into_iter().map(|next_hop| (next_hop, None)));
                 }
@@ -379,11 +390,56 @@ impl Runner {
         }
         let Ok(status) = running.speaker.status().await else { return };
         let mut down = BTreeMap::new();
-        for peer in status.peers.into_iter().filter(|peer| peer.state != State::Established) {
+        for peer in status.peers.iter().filter(|peer| peer.state != State::Established) {
             let since = self.down.get(&peer.address).map_or_else(Instant::now, |(since, _)| *since);
-            down.insert(peer.address, (since, peer.last_error));
+            down.insert(peer.address, (since, peer.last_error.clone()));
         }
         self.down = down;
+        self.look_for_blocks(&status.peers, Instant::now()).await;
+    }
+
+    /// Looks which blocks of other nodes have no route. Nothing tells it: a block may come without a change of routes. While the speaker
+    /// waits for its peers, the kernel has the routes of the one before.
+    async fn look_for_blocks(&mut self, peers: &[PeerStatus], now: Instant) {
+        if !self.is_complete || !self.cluster.is_usable() {
+            return;
+        }
+        let mut unrouted = reach::unrouted(&self.cluster, &self.chosen);
+        if !unrouted.is_empty() {
+            let blocks: Vec<IpNet> = unrouted.keys().copied().collect();
+            // A router may know the routes, and be the default router of the node instead of telling them.
+            let routers = peers.iter().filter(|peer| peer.state == State::Established);
+            let routers = routers.map(|peer| peer.address.ip());
+            let routers = routers.filter(|address| !self.cluster.is_node(*address)).collect();
+            match self.in_kernel(move |learned| learned.led_by_others(&blocks, &routers)).await {
+                Some(Ok(led)) => unrouted.retain(|block, _| !led.contains(block)),
+                Some(Err(error)) => {
+                    tracing::error!(%error, "cannot look for the routes of others; Tortie retries");
+                    return;
+                }
+                None => return,
+            }
+        }
+        let nodes = self.out_of_reach.due(&unrouted, now);
+        let more = nodes.len().saturating_sub(reach::MOST_NODES);
+        let mut named = Vec::new();
+        for (node, blocks) in nodes.into_iter().take(reach::MOST_NODES) {
+            let Some((first, running)) = blocks.first().zip(self.running.as_ref()) else { continue };
+            // A speaker that has ended is noticed by its reports.
+            let found = running.speaker.why(*first).await.ok().flatten();
+            // The most specific network around the block, if it is another one, says nothing about the block.
+            let found = found.filter(|(prefix, _)| prefix == first).map(|(_, why)| why);
+            let peer = |source| match source {
+                Source::Own => "this node".to_owned(),
+                Source::Peer(id) => peers
+                    .iter()
+                    .find(|peer| peer.id == id)
+                    .map_or_else(|| "a former peer".to_owned(), |peer| format!("peer {}", peer.address)),
+            };
+            let why = reach::reason(first, found.as_ref(), !running.config.peers.is_empty(), peer);
+            named.push(CutOff { node, blocks, why });
+        }
+        self.out_of_reach.set(named, more);
     }
 
     /// Makes the kernel's routes as they should be, and tells the speaker which next hops cannot be reached.
@@ -465,11 +521,18 @@ impl Runner {
                 },
                 |error| format!("the last session ended: {error}"),
             );
-            conditions.push(Condition::new(
-                Reason::BgpSessionDown,
-                format!("no BGP session with {address}: {why}"),
-            ));
+            conditions.push(match self.cluster.not_ready_at(address.ip()) {
+                // Its Node says so, and the other nodes are as connected as before.
+                Some(node) => Condition::new(
+                    Reason::NetworkPartNotInForce,
+                    format!("no BGP session with {address}: node {node} is not ready"),
+                ),
+                None => {
+                    Condition::new(Reason::BgpSessionDown, format!("no BGP session with {address}: {why}"))
+                }
+            });
         }
+        conditions.extend(self.out_of_reach.conditions());
         let next_hops = self.unreachable().map(|next_hop| {
             format!(
                 "the node has no route to the BGP next hop {next_hop}, so routes by way of it are not used"

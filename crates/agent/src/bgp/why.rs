@@ -37,19 +37,14 @@ fn candidate(
     addresses: &BTreeMap<PeerId, SocketAddr>,
 ) -> BgpCandidate {
     let CandidateRoute { source, attributes, stale, outcome } = route;
-    let (outcome, reason) = match outcome {
-        RouteOutcome::Best(None) => (BgpOutcome::Best, "there is no other usable route".to_owned()),
-        RouteOutcome::Best(Some(by)) => (BgpOutcome::Best, format!("decided by {}", step(*by))),
-        RouteOutcome::AsGood(by) => {
-            (BgpOutcome::AsGood, format!("as good for forwarding; the best one has {}", step(*by)))
-        }
-        RouteOutcome::Worse(by) => (BgpOutcome::Worse, format!("another one has {}", step(*by))),
-        RouteOutcome::Rejected(rule) => (BgpOutcome::Rejected, rejected("import", rule.as_deref())),
-        RouteOutcome::NotUsable(reason) => (BgpOutcome::NotUsable, not_usable(*reason).to_owned()),
-        RouteOutcome::NextHopUnreachable => (
-            BgpOutcome::NextHopUnreachable,
-            format!("the node has no route to the next hop {}", attributes.next_hop.address),
-        ),
+    let reason = cause(route);
+    let outcome = match outcome {
+        RouteOutcome::Best(_) => BgpOutcome::Best,
+        RouteOutcome::AsGood(_) => BgpOutcome::AsGood,
+        RouteOutcome::Worse(_) => BgpOutcome::Worse,
+        RouteOutcome::Rejected(_) => BgpOutcome::Rejected,
+        RouteOutcome::NotUsable(_) => BgpOutcome::NotUsable,
+        RouteOutcome::NextHopUnreachable => BgpOutcome::NextHopUnreachable,
     };
     BgpCandidate {
         route: shown_route(prefix, *source, attributes, addresses),
@@ -63,6 +58,23 @@ fn candidate(
         stale: *stale,
         outcome,
         reason,
+    }
+}
+
+/// The reason for what became of a route.
+pub(super) fn cause(route: &CandidateRoute) -> String {
+    match &route.outcome {
+        RouteOutcome::Best(None) => "there is no other usable route".to_owned(),
+        RouteOutcome::Best(Some(by)) => format!("decided by {}", step(*by)),
+        RouteOutcome::AsGood(by) => {
+            format!("as good for forwarding; the best one has {}", step(*by))
+        }
+        RouteOutcome::Worse(by) => format!("another one has {}", step(*by)),
+        RouteOutcome::Rejected(rule) => rejected("import", rule.as_deref()),
+        RouteOutcome::NotUsable(reason) => not_usable(*reason).to_owned(),
+        RouteOutcome::NextHopUnreachable => {
+            format!("the node has no route to the next hop {}", route.attributes.next_hop.address)
+        }
     }
 }
 

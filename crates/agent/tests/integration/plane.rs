@@ -67,10 +67,10 @@ async fn the_agent_ends_with_its_dataplane() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn informational_conditions_block_nothing() {
+async fn conditions_that_are_no_failures_of_the_node_block_nothing() {
     let bed = Bed::new().await;
     bed.os.lock().report = Report {
-        node: [Reason::RouteTaken, Reason::PolicySetRefused, Reason::PolicySetHeld].map(condition).into(),
+        node: [Reason::PolicySetRefused, Reason::RouteTaken, Reason::ForeignVxlanLink].map(condition).into(),
         endpoints: [(endpoint_id("other"), vec![condition(Reason::InterfaceMissing)])].into(),
         retry: true,
     };
@@ -83,9 +83,45 @@ async fn informational_conditions_block_nothing() {
         bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
     assert_eq!(
         reported,
-        ["InterfaceMissing", "RouteTaken", "PolicySetRefused", "PolicySetHeld"],
-        "failures first"
+        ["InterfaceMissing", "RouteTaken", "ForeignVxlanLink", "PolicySetRefused"],
+        "failures first, then what is out of reach"
     );
+}
+
+/// A Windows node has a block of a pool with IPIP, which it does not have. Its pods are out of reach, and this node's pods are added.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_without_a_route_is_reported_and_blocks_nothing() {
+    let bed = Bed::new().await;
+    let metadata = json!({"name": "other", "labels": {"kubernetes.io/os": "windows"},
+        "annotations": {"projectcalico.org/IPv4Address": "192.0.2.99/24"}});
+    let block = json!({"cidr": "10.77.0.0/30", "affinity": "host:other", "allocations": [null, null, null, null],
+        "unallocated": [0, 1, 2, 3], "attributes": []});
+    for (kind, name, value) in [
+        (Kind::Node, "other", json!({"metadata": metadata})),
+        (
+            Kind::IpPool,
+            "ipip",
+            json!({"metadata": {"name": "ipip"}, "spec": {"cidr": "10.77.0.0/16", "ipipMode": "Always"}}),
+        ),
+        (Kind::IpamBlock, "10.77.0.0/30", block),
+    ] {
+        bed.store.create(&Key::global(kind, name), value).await.unwrap();
+    }
+    let found = || async {
+        let report = bed.report().await;
+        let conditions = report["conditions"].as_array().cloned().unwrap_or_default();
+        let is_it = |it: &Value| it["reason"] == "BlockUnreachable" && it["object"]["name"] == "other";
+        conditions.into_iter().find(is_it)
+    };
+    until("it is reported", || async { found().await.is_some() }).await;
+    let message = found().await.unwrap()["message"].to_string();
+    assert!(message.contains("(10.77.0.0/30)") && message.contains("runs Windows"), "{message}");
+    bed.pod("p", "u", json!({})).await;
+    bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
+    let Stored { key, position, .. } = bed.store.get(&endpoint_key("p", "eth0")).await.unwrap().unwrap();
+    until("the report passes the pod", || async { bed.reported(key.kind, position).await >= Some(position) })
+        .await;
+    assert!(found().await.is_some());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -81,6 +81,15 @@ pub fn forwarding(change: &RouteChange, pools: &[IpPool], all: &BgpConfiguration
     }
 }
 
+/// Returns whether packets to a block of another node travel by routes of BGP: its pool has no overlay, and nodes tell each other the
+/// routes and write them into the kernel. Of a block without a pool, nobody knows how its packets travelled.
+#[must_use]
+pub fn goes_by_bgp(block: &IpNet, pools: &[IpPool], all: &BgpConfigurationSpec) -> bool {
+    let mut of_pods = pools.iter().filter(|pool| !pool.is_for_load_balancers());
+    let pool = of_pods.find(|pool| pool.spec.cidr.contains(block));
+    pool.is_some_and(|pool| of_pool(pool, all).is_none() && !pool.spec.disable_bgp_export)
+}
+
 fn of_services(prefix: &IpNet, all: &BgpConfigurationSpec) -> Option<NotForwarded> {
     let settings = ServiceSettings::new(all);
     settings.all().find(|network| network.contains(prefix)).copied().map(NotForwarded::Services)

@@ -7,6 +7,7 @@
 mod forwarding;
 mod peers;
 mod policy;
+mod selections;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +23,7 @@ use tortie_api::calico::{
 };
 use tortie_api::kubernetes::Node;
 
-pub use self::forwarding::{Forwarding, NotForwarded, forwarding};
+pub use self::forwarding::{Forwarding, NotForwarded, forwarding, goes_by_bgp};
 pub use self::services::{Name, ServiceRoutes, ServiceSettings};
 
 use crate::codec::Attributes;
@@ -187,6 +188,9 @@ pub fn derive(node: &str, resources: &Resources<'_>) -> Derived {
     derivation.mesh();
     let (peers, found) = derivation.finish();
     problems.extend(found);
+    let has_mesh = settings.all.node_to_node_mesh_enabled != Some(false);
+    problems.extend(selections::without_session(me, &members, has_mesh, &peers));
+    problems.extend(selections::of_peers(me, &members, resources.peers));
     let listen = bind.into_iter().map(|address| SocketAddr::new(address, me.port)).collect();
     Derived { config: Some(Config { identifier, listen, peers }), own, blackholes, problems }
 }

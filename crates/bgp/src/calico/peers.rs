@@ -280,7 +280,7 @@ fn ends<'a>(other: &'a BgpNode<'a>) -> impl Iterator<Item = Remote<'a>> {
 }
 
 /// Whether the peer is one of this node.
-fn selects(spec: &BgpPeerSpec, node: &BgpNode<'_>) -> bool {
+pub(super) fn selects(spec: &BgpPeerSpec, node: &BgpNode<'_>) -> bool {
     match &spec.node_selector {
         Some(selector) => selector.matches(node.labels),
         None => spec.node.is_empty() || spec.node == node.name,

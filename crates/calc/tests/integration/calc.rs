@@ -9,14 +9,16 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use testkit::random::Random;
 use tortie_api::{Key, Kind};
-use tortie_calc::Calc;
+use tortie_calc::{Calc, NoRoute};
 use tortie_dataplane::{NodeState, RouteTarget};
 use tortie_policy::program::Member;
 
 use crate::random_objects::{
     block, block_of_pods, claim, endpoint, felix, namespace, node, object, policy_of_nodes, pool,
 };
-use crate::scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch_with, shown};
+use crate::scratch::{
+    NODE, Objects, WithoutRoute, apply_strictly, assert_order, difference, from_scratch_with, shown,
+};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -37,7 +39,7 @@ fn steps(object: impl Strategy<Value = (Key, Value)>) -> impl Strategy<Value = V
 
 /// Flushes, and compares the deltas with the changes: all of them, nothing else, and in an order that opens nothing.
 fn flush(calc: &mut Calc, received: &mut NodeState, objects: &Objects, direct: bool) {
-    let (mut expected, far) = from_scratch_with(objects, direct);
+    let (mut expected, without_route) = from_scratch_with(objects, direct);
     if !calc.kinds().contains(&Kind::Service) {
         // Services are included only if they are requested.
         expected.services.clear();
@@ -53,10 +55,29 @@ fn flush(calc: &mut Calc, received: &mut NodeState, objects: &Objects, direct: b
     apply_strictly(received, &deltas);
     assert_eq!(&*received, calc.state());
     assert_eq!(*received, expected);
-    let named: BTreeMap<String, Vec<ipnet::IpNet>> =
-        calc.without_direct_route().into_iter().map(|(node, nets)| (node.to_owned(), nets)).collect();
-    assert_eq!(named, far);
+    assert_eq!(unrouted(calc), without_route);
     assert_eq!(calc.flush(), vec![], "a flush without updates says nothing");
+}
+
+/// The blocks and borrowed addresses to which no route leads.
+fn unrouted(calc: &Calc) -> WithoutRoute {
+    let cause = |cause: &NoRoute| match cause {
+        NoRoute::NoAddress(_) => "no address",
+        NoRoute::NoOwnAddress(_) => "no own address",
+        NoRoute::NoTunnelAddress(_) => "no tunnel address",
+        NoRoute::TunnelRefused(_) => "a refused tunnel address",
+        NoRoute::NotInNetwork => "another network",
+        NoRoute::IpipToWindows => "IPIP to Windows",
+        NoRoute::IpipDisabled(_) => "no IPIP",
+    };
+    let mut all = WithoutRoute::new();
+    for (node, causes) in calc.without_route() {
+        for (no_route, nets) in causes {
+            // Both families may have the same one.
+            all.entry((node.to_owned(), cause(no_route))).or_default().extend(nets);
+        }
+    }
+    all
 }
 
 /// Makes the steps, and compares each flush, and in the end the same objects in another order. `look` gets each state.
@@ -64,7 +85,7 @@ fn make(
     steps: Vec<Step>,
     seed: u64,
     (services, direct): (bool, bool),
-    mut look: impl FnMut(&NodeState, usize),
+    mut look: impl FnMut(&NodeState, &WithoutRoute),
 ) {
     let new = || {
         let calc = if services { Calc::new(NODE).with_services() } else { Calc::new(NODE) };
@@ -87,12 +108,12 @@ fn make(
             Step::Delete(_) => {}
             Step::Flush => {
                 flush(&mut calc, &mut received, &objects, direct);
-                look(&received, calc.without_direct_route().len());
+                look(&received, &unrouted(&calc));
             }
         }
     }
     flush(&mut calc, &mut received, &objects, direct);
-    look(&received, calc.without_direct_route().len());
+    look(&received, &unrouted(&calc));
 
     // The same objects in another order, at once.
     let mut shuffled: Vec<_> = objects.iter().collect();
@@ -116,7 +137,7 @@ proptest! {
     fn any_history_gives_the_state_computed_from_scratch(
         steps in steps(object()), seed in any::<u64>(), modes in any::<(bool, bool)>(),
     ) {
-        make(steps, seed, modes, |_, _| {});
+        make(steps, seed, modes, |_: &NodeState, _: &WithoutRoute| {});
     }
 }
 
@@ -125,7 +146,7 @@ proptest! {
 fn any_history_of_claims_gives_the_addresses_computed_from_scratch() {
     let random = Random::cases(500);
     let seen: RefCell<BTreeMap<&str, usize>> = RefCell::default();
-    let look = |state: &NodeState, _| {
+    let look = |state: &NodeState, _: &WithoutRoute| {
         let mut seen = seen.borrow_mut();
         for endpoint in state.endpoints.values() {
             *seen.entry("local addresses").or_default() += endpoint.addresses.len();
@@ -167,8 +188,10 @@ fn any_history_of_claims_gives_the_addresses_computed_from_scratch() {
 fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
     let random = Random::cases(500);
     let seen: RefCell<BTreeMap<(&str, bool), usize>> = RefCell::default();
-    let look = |state: &NodeState, far: usize| {
-        *seen.borrow_mut().entry(("far", false)).or_default() += far;
+    let look = |state: &NodeState, without_route: &WithoutRoute| {
+        for (_, cause) in without_route.keys() {
+            *seen.borrow_mut().entry((cause, false)).or_default() += 1;
+        }
         for (net, target) in &state.routes {
             let way = match target {
                 RouteTarget::Local => "local",
@@ -186,7 +209,14 @@ fn any_history_of_the_network_gives_the_routes_computed_from_scratch() {
     let lacking = || {
         let seen = seen.borrow();
         let ways = ["local", "VXLAN", "direct"].into_iter().flat_map(|way| [(way, false), (way, true)]);
-        let ways = ways.chain([("far", false), ("IPIP", false)]);
+        let causes = [
+            "no address",
+            "another network",
+            "no tunnel address",
+            "a refused tunnel address",
+            "IPIP to Windows",
+        ];
+        let ways = ways.chain(causes.map(|cause| (cause, false))).chain([("IPIP", false)]);
         let rare: Vec<_> =
             ways.filter(|way| seen.get(way).copied().unwrap_or_default() < random.count() / 4).collect();
         (!rare.is_empty()).then(|| format!("{rare:?} are rare: {seen:?}"))
@@ -201,7 +231,7 @@ fn any_history_of_nodes_gives_the_sets_computed_from_scratch() {
     let random = Random::cases(500);
     let seen: RefCell<BTreeMap<&str, usize>> = RefCell::default();
     let last: RefCell<NodeState> = RefCell::default();
-    let look = |state: &NodeState, _: usize| {
+    let look = |state: &NodeState, _: &WithoutRoute| {
         let mut seen = seen.borrow_mut();
         for (id, (_, members)) in &state.sets {
             for member in members.iter() {

@@ -8,6 +8,7 @@ mod classes;
 mod differential;
 mod flannel;
 mod meaning;
+mod no_route;
 mod previews;
 mod questions;
 mod random_objects;

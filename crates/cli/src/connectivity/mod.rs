@@ -6,6 +6,7 @@
 //! nor logs.
 
 mod deployed;
+mod path;
 mod plan;
 mod reasons;
 mod report;

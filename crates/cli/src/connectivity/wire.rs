@@ -64,6 +64,20 @@ pub(crate) enum Probe {
     Name { name: String, address: IpAddr },
 }
 
+impl Probe {
+    /// The address to which packets go, if it is no name's.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        match self {
+            Self::Greet { to, .. }
+            | Self::Backends { to, .. }
+            | Self::Segments { to }
+            | Self::Datagram { to }
+            | Self::Closed { to } => Some(to.ip()),
+            Self::Name { .. } => None,
+        }
+    }
+}
+
 impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -28,6 +28,7 @@ mod packet_test;
 mod peers;
 mod policies;
 mod programs;
+mod reach;
 mod recognition;
 mod sets;
 mod show;

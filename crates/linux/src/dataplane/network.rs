@@ -21,6 +21,7 @@ use super::ipip::{self, IpipLink};
 use super::ipv6;
 use super::overlay::{Overlay, OverlayLinks, Underlay, VxlanLink};
 use super::peers::{Around, NetworkChange, PeerEntries};
+use super::reach;
 use crate::pod_mtu::PodMtu;
 
 /// The routes and links of the node, and the known state of the kernel.
@@ -159,6 +160,9 @@ impl Network {
         };
         let changes = self.plan(state, &desired, &kernel, None);
         self.carry_out(state, &changes, kernel)?;
+        if let Some(kernel) = &self.kernel {
+            self.node.extend(reach::without_route(state, kernel, &self.node));
+        }
         let loses_last = |change: &Change| match change {
             Change::DeleteAddress(address) => {
                 overlays.ipip == Some(address.link)
@@ -174,7 +178,7 @@ impl Network {
             Err(error) => {
                 self.retry = true;
                 let message = format!("{error}; the link is not needed any more, and Tortie retries");
-                self.node.push(Condition::new(Reason::RouteRefused, message));
+                self.node.push(Condition::new(Reason::NetworkPartNotInForce, message));
             }
         }
         self.forwarded = [IpVersion::V4].into();

@@ -68,6 +68,15 @@ fn pods_of_a_pool_without_encapsulation_use_routes_of_bgp() {
     let off = "apiVersion: projectcalico.org/v3\nkind: BGPConfiguration\nmetadata: {name: default}\nspec: {nodeToNodeMeshEnabled: false}\n";
     lab.ok(&["apply", "-f", &lab.file("off.yml", off)]);
     lab.wait_until("the routes are gone", || nodes.iter().all(|node| learned(&lab, node).is_empty()));
+    lab.wait_until("each node says that it has no session", || {
+        problems(&lab).matches("no BGPPeer gives this node a session").count() == nodes.len()
+    });
+    // No packet passes between the nodes, and each of them says so, with the node that is out of reach.
+    let unreachable = || conditions_of(&lab, "BlockUnreachable");
+    lab.wait_until("the blocks without a route are reported", || {
+        nodes.iter().all(|node| unreachable().contains(&format!("leads to the pods of node {node} (")))
+    });
+    assert!(unreachable().contains("this node has no peers"), "{}", unreachable());
     lab.ok(&["lab", "down"]);
     running.wait();
 }
@@ -151,10 +160,15 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: 'tortie:node
 
 /// What the nodes report about their speakers.
 fn problems(lab: &Lab) -> String {
+    conditions_of(lab, "BgpSettingNotInForce")
+}
+
+/// The messages of the conditions of all nodes with this reason.
+fn conditions_of(lab: &Lab, reason: &str) -> String {
     let reports: Value = serde_json::from_str(&lab.ok(&["get", "nodereports", "-o", "json"])).unwrap();
     let items = reports["items"].as_array().cloned().unwrap_or_default();
     let conditions = items.iter().flat_map(|item| item["status"]["conditions"].as_array().cloned());
-    let of_bgp = conditions.flatten().filter(|it| it["reason"] == "BgpSettingNotInForce");
+    let of_bgp = conditions.flatten().filter(|it| it["reason"] == reason);
     of_bgp.map(|it| it["message"].as_str().unwrap_or_default().to_owned()).collect::<Vec<_>>().join("\n")
 }
 

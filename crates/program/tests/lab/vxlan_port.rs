@@ -44,7 +44,12 @@ fn linux_nodes_use_another_port_and_a_windows_node_says_that_it_cannot() {
     assert_eq!(problem(&lab), "");
 
     let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {vxlanPort: 8472}\n";
-    lab.ok(&["apply", "--wait", "-f", &lab.file("felix.yml", felix)]);
+    // Policy is in force, and the command tells that a node is cut off.
+    let applied = lab.tortie(&["apply", "--wait", "-f", &lab.file("felix.yml", felix)]).output().unwrap();
+    let printed = [applied.stdout, applied.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    assert!(printed.contains("policy in force on 3 nodes\n"), "{printed}");
+    let cut_off = "may not reach each other: minion (VxlanPortNotSupported)\n";
+    assert!(!applied.status.success() && printed.contains(cut_off), "{printed}");
     lab.wait_until("the links have the port", || {
         ["primary", "linux-2"].iter().all(|node| port_of_link(&lab, node))
     });

@@ -92,7 +92,7 @@ impl WindowsDataplane {
             let message = format!(
                 "network {NETWORK} has no HostRoute policy, so the node may not reach its own pods, and kubelet's probes may fail: {why}"
             );
-            Condition::new(Reason::RouteRefused, message)
+            Condition::new(Reason::NetworkPartNotInForce, message)
         }));
         report.node.extend(network.without_ipv6.as_ref().filter(|_| self.host.wants_ipv6()).map(|why| {
             Condition::new(

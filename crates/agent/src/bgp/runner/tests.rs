@@ -4,10 +4,15 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
+use serde_json::{Value, json};
+use tortie_api::report::ObjectRef;
+use tortie_api::{Key, Kind, Position};
+use tortie_bgp::codec::Families;
 use tortie_bgp::fsm::SessionSettings;
 use tortie_bgp::rib::PeerRules;
 use tortie_bgp::speaker::{PeerConfig, Transport};
 use tortie_dataplane::{AppliedRoutes, RouteTableError, SystemRoutes};
+use tortie_store::{Stored, Version};
 
 use super::*;
 
@@ -30,6 +35,9 @@ fn no_report_of_many_is_lost() {
 #[derive(Default)]
 struct Routes {
     unreachable: BTreeSet<IpAddr>,
+    /// The destinations to which routes of others lead.
+    led: BTreeSet<IpNet>,
+    default_router: Option<IpAddr>,
 }
 
 impl LearnedRouteTable for Routes {
@@ -49,6 +57,16 @@ impl LearnedRouteTable for Routes {
 
     fn routes_to(&mut self, _: &IpNet) -> Result<SystemRoutes, RouteTableError> {
         Ok(SystemRoutes::default())
+    }
+
+    fn led_by_others(
+        &mut self,
+        destinations: &[IpNet],
+        peers: &BTreeSet<IpAddr>,
+    ) -> Result<BTreeSet<IpNet>, RouteTableError> {
+        let by_default = self.default_router.is_some_and(|router| peers.contains(&router));
+        let is_led = |net: &&IpNet| by_default || self.led.contains(*net);
+        Ok(destinations.iter().filter(is_led).copied().collect())
     }
 }
 
@@ -111,7 +129,7 @@ async fn a_speaker_after_a_shutdown_does_not_wait_if_its_first_start_fails() {
 async fn each_next_hop_of_the_speaker_is_answered_once_and_watched() {
     let [good, bad] = [7, 8].map(|number| IpAddr::from([192, 0, 2, number]));
     let mut runner = runner(None);
-    runner.learned = Some(Box::new(Routes { unreachable: [bad].into() }));
+    runner.learned = Some(Box::new(Routes { unreachable: [bad].into(), ..Routes::default() }));
     runner.start(config(Ipv4Addr::new(192, 0, 2, 1), Vec::new()), BTreeMap::new()).await.unwrap();
     runner.take(Some(RouteEvent::UnknownNextHops(vec![good, bad])));
     runner.program().await;
@@ -119,11 +137,112 @@ async fn each_next_hop_of_the_speaker_is_answered_once_and_watched() {
     let conditions = runner.conditions();
     assert!(conditions.len() == 1 && conditions[0].message.contains("192.0.2.8"), "{conditions:?}");
     // One that is lost later is noticed, also if no chosen route has it.
-    runner.learned = Some(Box::new(Routes { unreachable: [good].into() }));
+    runner.learned = Some(Box::new(Routes { unreachable: [good].into(), ..Routes::default() }));
     runner.is_due = true;
     runner.program().await;
     assert_eq!(runner.next_hops, [(good, Some(false)), (bad, Some(true))].into());
     // The speaker has costs of both, and no route with them: it forgets them.
     runner.look().await;
     assert_eq!(runner.next_hops, BTreeMap::new());
+}
+
+/// Two nodes, of which the other one has a block of a pool without encapsulation.
+fn put_cluster(runner: &mut Runner, ready: &str) {
+    let mut put = |kind, name: &str, value: Value| {
+        let (key, version) = (Key::global(kind, name), Version::new("1"));
+        runner.cluster.apply(Change::Put(Stored { key, value, version, position: Position::default() }));
+    };
+    for (name, number) in [("n", 1), ("two", 2)] {
+        let address = json!({"projectcalico.org/IPv4Address": format!("192.0.2.{number}/24")});
+        let status = json!({"conditions": [{"type": "Ready", "status": ready}]});
+        put(Kind::Node, name, json!({"metadata": {"name": name, "annotations": address}, "status": status}));
+    }
+    put(Kind::IpPool, "p", json!({"metadata": {"name": "p"}, "spec": {"cidr": "10.1.0.0/16"}}));
+    let block = json!({"cidr": "10.1.0.0/30", "affinity": "host:two", "allocations": [null, null, null, null],
+        "unallocated": [0, 1, 2, 3], "attributes": []});
+    put(Kind::IpamBlock, "10.1.0.0/30", block);
+    for kind in cluster::KINDS {
+        runner.cluster.apply(Change::InSync(kind, Position::default()));
+    }
+}
+
+/// A session in this state with a peer.
+fn peer(last: u8, state: State) -> PeerStatus {
+    PeerStatus {
+        address: SocketAddr::new([192, 0, 2, last].into(), 179),
+        id: tortie_bgp::rib::PeerId(u32::from(last)),
+        state,
+        since: None,
+        negotiated: None,
+        stale: Families::default(),
+        received: 0,
+        advertised: 0,
+        established: 1,
+        last_error: None,
+    }
+}
+
+/// A block without a route is a condition that names node and cause, after a while, and if nobody else has a route to it.
+#[tokio::test]
+async fn a_block_of_another_node_without_a_route_is_reported() {
+    let block: IpNet = "10.1.0.0/30".parse().unwrap();
+    let led = || Routes { led: [block].into(), ..Routes::default() };
+    let by_default =
+        |last: u8| Routes { default_router: Some([192, 0, 2, last].into()), ..Routes::default() };
+    for (case, routes, peers, expected) in [
+        ("no route", Routes::default(), vec![], true),
+        ("a route of somebody else", led(), vec![], false),
+        ("a default router that is a peer", by_default(9), vec![peer(9, State::Established)], false),
+        ("a default router without a session", by_default(9), vec![peer(9, State::Idle)], true),
+        ("another node as the default router", by_default(2), vec![peer(2, State::Established)], true),
+    ] {
+        let mut runner = runner(None);
+        runner.learned = Some(Box::new(routes));
+        put_cluster(&mut runner, "True");
+        runner.start(config(Ipv4Addr::new(192, 0, 2, 1), Vec::new()), BTreeMap::new()).await.unwrap();
+        let start = Instant::now();
+        for (seconds, is_complete, expected) in [
+            (0, false, false),
+            (90, false, false),
+            (100, true, false),
+            (129, true, false),
+            (130, true, expected),
+        ] {
+            runner.is_complete = is_complete;
+            runner.look_for_blocks(&peers, start + Duration::from_secs(seconds)).await;
+            let conditions = runner.conditions();
+            let found: Vec<_> =
+                conditions.iter().filter(|it| it.reason == Reason::BlockUnreachable).collect();
+            assert_eq!(found.len(), usize::from(expected), "{case}, {seconds}: {conditions:?}");
+            for condition in found {
+                let message = &condition.message;
+                let expected = "node two (10.1.0.0/30): no peer has told the route";
+                assert!(message.contains(expected), "{message}");
+                assert_eq!(condition.about, [ObjectRef::from(&Key::global(Kind::Node, "two"))]);
+            }
+        }
+    }
+}
+
+/// A node that is not ready has a condition of its own, and others are as connected as before.
+#[tokio::test]
+async fn a_session_with_a_node_that_is_not_ready_is_no_fault_of_others() {
+    let since = Instant::now().checked_sub(DOWN).unwrap();
+    for (ready, address, expected) in [
+        ("True", [192, 0, 2, 2], Reason::BgpSessionDown),
+        ("Unknown", [192, 0, 2, 2], Reason::NetworkPartNotInForce),
+        ("Unknown", [192, 0, 2, 99], Reason::BgpSessionDown),
+    ] {
+        let mut runner = runner(None);
+        put_cluster(&mut runner, ready);
+        runner.down.insert(SocketAddr::new(address.into(), 179), (since, None));
+        let reasons: Vec<Reason> = runner.conditions().iter().map(|it| it.reason).collect();
+        assert_eq!(reasons, [expected], "{ready} {address:?}");
+        runner.is_complete = true;
+        for seconds in [0, 60] {
+            runner.look_for_blocks(&[], Instant::now() + Duration::from_secs(seconds)).await;
+        }
+        let is_named = runner.conditions().iter().any(|it| it.reason == Reason::BlockUnreachable);
+        assert!(!is_named, "without a speaker, nothing is known");
+    }
 }

@@ -1,5 +1,6 @@
 //! The configuration of a speaker from Calico's resources, as tables of cases.
 
+mod selections;
 mod services;
 
 use std::collections::BTreeSet;

@@ -28,6 +28,7 @@ use tortie_policy::{
 };
 use tortie_selector::Selector;
 
+pub(crate) use network::WithoutRoute;
 use network::network_from_scratch;
 
 pub(crate) const NODE: &str = "n0";
@@ -59,10 +60,7 @@ pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
 }
 
 /// The state of a node that may use direct routes, and the blocks and borrowed addresses that lack theirs.
-pub(crate) fn from_scratch_with(
-    objects: &Objects,
-    direct: bool,
-) -> (NodeState, BTreeMap<String, Vec<IpNet>>) {
+pub(crate) fn from_scratch_with(objects: &Objects, direct: bool) -> (NodeState, WithoutRoute) {
     let mut state = NodeState::default();
     let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
     let subjects = subjects(objects);
@@ -106,9 +104,9 @@ pub(crate) fn from_scratch_with(
     state.sets.retain(|id, _| sets.contains(id));
     let all_nodes = BTreeMap::from([(ALL_NODES.clone(), SetSource::Nodes(Selector::all()))]);
     name_sets(&all_nodes, &subjects, &mut state);
-    let far = network_from_scratch(objects, &mut state, direct);
+    let without_route = network_from_scratch(objects, &mut state, direct);
     let settings = Arc::new(settings(objects));
-    (NodeState { settings, services: services::services(objects), ..state }, far)
+    (NodeState { settings, services: services::services(objects), ..state }, without_route)
 }
 
 /// The node's own settings take precedence over those of all nodes; unreadable settings close the node itself.

@@ -74,13 +74,12 @@ fn may_have_mac(nodes: &BTreeMap<&str, InFamily>, name: &str, vtep: &Vtep) -> bo
     vtep.mac == derived(name) || !others.any(takes)
 }
 
-/// The node's network and its routes, and what direct routes do not reach, by node.
-pub(super) fn network_from_scratch(
-    objects: &Objects,
-    state: &mut NodeState,
-    direct: bool,
-) -> BTreeMap<String, Vec<IpNet>> {
-    let mut far: BTreeMap<String, BTreeSet<IpNet>> = BTreeMap::new();
+/// The blocks and borrowed addresses to which no route leads, by node and by the name of the cause.
+pub(crate) type WithoutRoute = BTreeMap<(String, &'static str), BTreeSet<IpNet>>;
+
+/// The node's network and its routes, and what they do not reach.
+pub(super) fn network_from_scratch(objects: &Objects, state: &mut NodeState, direct: bool) -> WithoutRoute {
+    let mut without_route = WithoutRoute::new();
     for (family, pool) in [("IPv4", "pool"), ("IPv6", "pool6")] {
         let nodes = objects.iter().filter(|(key, _)| key.kind == Kind::Node);
         let all =
@@ -154,6 +153,27 @@ pub(super) fn network_from_scratch(
                 _ => None,
             }
         };
+        // Why the dataplane has no route to a node, if it should have one.
+        let cause = |node: &str| {
+            objects.get(&Key::global(Kind::Node, node))?;
+            let (there, here) = (nodes.get(node), nodes.get(NODE));
+            let tunnel = all.get(node).and_then(|node| node.vtep.as_ref());
+            Some(match (mode, ipip.is_some()) {
+                ("Never", _) if !direct => return None,
+                (_, true) if without_ipip || without(node) => "no IPIP",
+                (_, true) if is_windows(objects, node) => "IPIP to Windows",
+                _ if there.is_none() => "no address",
+                ("Never", _) if here.is_none() => "no own address",
+                ("Never", _) => "another network",
+                _ if tunnel.is_none() => "no tunnel address",
+                _ => "a refused tunnel address",
+            })
+        };
+        let mut note = |node: &str, net: IpNet| {
+            if let Some(cause) = cause(node) {
+                without_route.entry((node.to_owned(), cause)).or_default().insert(net);
+            }
+        };
         let blocks = objects.iter().filter(|(key, _)| key.kind == Kind::IpamBlock);
         for (key, value) in blocks.filter(|(key, _)| key.name.contains(':') == (family == "IPv6")) {
             let owner = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"));
@@ -166,20 +186,22 @@ pub(super) fn network_from_scratch(
                 let address = cidr.subnets(cidr.max_prefix_len()).unwrap().nth(offset).unwrap();
                 match target(node) {
                     Some(target) => drop(state.routes.insert(address, target)),
-                    None if direct => drop(far.entry(node.to_owned()).or_default().insert(address)),
-                    None => {}
+                    None => note(node, address),
                 }
             }
             match owner {
                 Some(NODE) => drop(state.routes.insert(cidr, RouteTarget::Local)),
                 Some(node) => match target(node) {
                     Some(target) => drop(state.routes.insert(cidr, target)),
-                    None if direct => drop(far.entry(node.to_owned()).or_default().insert(cidr)),
-                    None => {}
+                    None => note(node, cidr),
                 },
                 None => {}
             }
         }
     }
-    far.into_iter().map(|(node, nets)| (node, nets.into_iter().collect())).collect()
+    without_route
+}
+
+fn is_windows(objects: &Objects, node: &str) -> bool {
+    objects[&Key::global(Kind::Node, node)]["metadata"]["labels"]["kubernetes.io/os"] == "windows"
 }

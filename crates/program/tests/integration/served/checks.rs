@@ -510,3 +510,24 @@ async fn get_prints_existing_objects_beside_errors_about_missing_ones() {
     assert!(printed.contains("one: 6 more HnsUnavailable"), "{printed}");
     assert!(printed.lines().all(|line| line.len() < 100), "{printed}");
 }
+
+/// Nodes without a session learn no routes. A BGPPeer of the same manifests, or one that is stored, takes the place of the mesh.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mesh_that_is_off_without_peers_is_a_warning() {
+    let cluster = Cluster::new().await;
+    let settings = |mesh: bool| object("BGPConfiguration", "default", json!({"nodeToNodeMeshEnabled": mesh}));
+    let peer = object("BGPPeer", "p", json!({"peerIP": "192.0.2.1", "asNumber": 64500}));
+    let both = json!({"apiVersion": "v1", "kind": "List", "items": [peer, settings(false)]});
+    for (case, manifest, is_warned) in [
+        ("off, and no peer", settings(false), true),
+        ("on", settings(true), false),
+        ("off, with a peer", both, false),
+        ("off, and a peer is stored", settings(false), false),
+    ] {
+        let (succeeded, printed) = cluster.applies(&manifest).await;
+        assert!(succeeded, "{case}: {printed}");
+        let warning =
+            "warning: BGPConfiguration default: nodeToNodeMeshEnabled is false, and there is no BGPPeer";
+        assert_eq!(printed.contains(warning), is_warned, "{case}: {printed}");
+    }
+}

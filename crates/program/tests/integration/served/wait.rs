@@ -18,7 +18,21 @@ async fn node_reports_about_applied_objects_decide_the_exit_code() {
     let condition = |object: &Value, about: &[Value], reason: &str, message: &str| json!([{"object": object, "about": about, "reason": reason, "message": message}]);
     let named = json!({"kind": "GlobalNetworkPolicy", "name": "deny"});
     let table = [
-        (json!([]), 0, true, "in force on 1 node\n"),
+        (json!([]), 0, true, "policy in force on 1 node\n"),
+        // The node reaches no other one: policy is in force, and the command fails.
+        (
+            condition(&Value::Null, &[], "ForeignVxlanLink", "not ours"),
+            0,
+            false,
+            "policy in force on 1 node\n",
+        ),
+        (
+            condition(&Value::Null, &[], "ForeignVxlanLink", "not ours"),
+            0,
+            false,
+            "may not reach each other: one (ForeignVxlanLink)\n",
+        ),
+        (condition(&Value::Null, &[], "CalicoLeftover", "a chain"), 0, true, "policy in force on 1 node\n"),
         (condition(&pod, &[policy("other")], "RuleNotExpressible", "no"), 3, false, "and 3 conditions more"),
         (condition(&pod, &[policy("other")], "RuleNotExpressible", "no"), 3, false, "is unknown on one"),
         (

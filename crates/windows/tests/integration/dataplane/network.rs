@@ -395,7 +395,7 @@ fn a_refused_host_route_is_reported_and_sent_once() {
     let deltas = [local_node(), own_block(), local("10.244.4.0/26"), vtep("primary", 1)];
     let report = node.apply(&[&deltas[..], &[route("10.244.1.0/26", "primary")]].concat());
     let [refused] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(refused.reason, Reason::RouteRefused);
+    assert_eq!(refused.reason, Reason::NetworkPartNotInForce);
     assert!(refused.message.contains("no HostRoute") && refused.message.contains("not on this build"));
     assert_eq!((subnets(&node).len(), routes(&node).len()), (2, 1), "the rest is in force");
     let sent = |node: &Node| {
