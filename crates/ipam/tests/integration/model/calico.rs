@@ -307,9 +307,8 @@ fn records_count_exactly_beside_calicos_client() {
         });
     }
     println!("{counts:?}");
-    let enough = |counter: &AtomicUsize, least: u64| {
-        counter.load(Ordering::Relaxed) as u64 * 100 > least * runs(100)
-    };
+    let enough =
+        |counter: &AtomicUsize, least: u64| counter.load(Ordering::Relaxed) as u64 * 100 > least * runs(100);
     for counter in [&counts.assigned_by_tortie, &counts.assigned_by_calico, &counts.conflicts] {
         assert!(enough(counter, 5_000), "{counts:?}");
     }
