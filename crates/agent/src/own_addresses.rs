@@ -380,7 +380,10 @@ fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel
     let differs = |reported| Decision::Differs { announced: text.to_owned(), reported };
     match finder.lacks(address) {
         Some(true) => {}
-        Some(false) => return other.map_or(Decision::Keep, differs),
+        Some(false) => {
+            let is_of_family = IpVersion::of(&address) == version;
+            return other.filter(|_| is_of_family).map_or(Decision::Keep, differs);
+        }
         None => return Decision::Unknown,
     }
     let missing =

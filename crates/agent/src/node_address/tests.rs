@@ -108,11 +108,11 @@ fn what_is_announced_stays_and_networks_precede_single_addresses() {
         }
     }
     // An interface that was made later has what the method prefers, but the other nodes know the first.
-    let two = with(&[own], &[("eth1", &["198.51.100.10/25"]), ("kube-ipvs0", &["198.51.100.77/24"])]);
+    let two = with(&[own], &[("eth1", &["198.51.100.10/25"]), ("kube-ipvs0", &["198.51.100.200/24"])]);
     for (method, announced, expected) in [
         ("first-found", None, "198.51.100.10/25"),
         ("first-found", Some("192.0.2.11"), own),
-        ("first-found", Some("198.51.100.77"), "198.51.100.10/25"),
+        ("first-found", Some("198.51.100.200"), "198.51.100.10/25"),
         ("interface=eth1", Some("192.0.2.11"), "198.51.100.10/25"),
         ("skip-interface=eth0", Some("192.0.2.11"), "198.51.100.10/25"),
         ("cidr=198.51.100.0/25", Some("192.0.2.11"), "198.51.100.10/25"),

@@ -11,7 +11,7 @@ use serde_json::json;
 use testkit::Stateful;
 use tortie_api::calico::FelixConfigurationSpec;
 use tortie_api::net::{Direction, Protocol};
-use tortie_dataplane::{Condition, Dataplane, Delta, Reason, Report, Settings};
+use tortie_dataplane::{Dataplane, Delta, Reason, Report, Settings};
 use tortie_hcn::schema::{NetAdapterName, OutBoundNat};
 use tortie_hcn::{Adapter, Call, Failure, HResult, Hcn, HcnExt, IpHelper, IpRoute, Kind};
 use tortie_hns_emulator::{Config, EmulatedHost, Emulator, Recorder};
