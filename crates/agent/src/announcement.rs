@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::MissedTickBehavior;
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
@@ -31,6 +31,8 @@ use crate::windows_ipv6::WindowsIpv6;
 
 /// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+/// The time that changes of the machine's addresses may take. A network service takes addresses away and gives them back.
+const SETTLE: Duration = Duration::from_secs(1);
 
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
@@ -112,7 +114,7 @@ impl Announced {
         self.conditions.subscribe()
     }
 
-    /// Returns true if the interfaces must be read at each tick. The system does not report their changes.
+    /// Returns true if the interfaces must be read at each tick, also where the system does not report their changes.
     fn needs_looks(&self) -> bool {
         self.finder.methods.ask_the_machine() || self.missing.need_looks()
     }
@@ -225,14 +227,26 @@ pub(crate) async fn keep_announced(
     let mut leases = announced.etcd_lease.as_ref().map(EtcdLease::snapshot);
     // The start has told the node's address, and the key may have it since.
     let mut address = None;
+    let machine = announced.finder.machine.clone();
+    let moved = Arc::new(Notify::new());
+    let _watch = machine.watch(moved.clone());
+    let mut addresses = machine.global_addresses();
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     // They may begin late.
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = flannel_etcd::address_changed(&mut leases, address) => {}
-            // Changes of the machine's addresses are not watched.
             _ = looks.tick(), if announced.needs_looks() => {}
+            () = moved.notified() => {
+                tokio::time::sleep(SETTLE).await;
+                let now = machine.global_addresses();
+                if now == addresses {
+                    // Those of links of pods, which come and go with them.
+                    continue;
+                }
+                addresses = now;
+            }
             change = changes.next() => match change {
                 Some(Change::Put(_)) => {}
                 // A Node that is gone needs no addresses.

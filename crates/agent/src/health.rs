@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::plane::InForce;
@@ -40,15 +40,26 @@ pub(crate) struct Progress {
     stage: AtomicU8,
     /// Whether pods are closed because the node had no policy.
     has_closed: Option<Arc<AtomicBool>>,
+    /// The cause of a long wait at the agent's start, if it is known.
+    awaited: Mutex<Option<String>>,
 }
 
 impl Progress {
     pub(crate) fn new(has_closed: Option<Arc<AtomicBool>>) -> Self {
-        Self { stage: AtomicU8::default(), has_closed }
+        Self { has_closed, ..Self::default() }
     }
 
     pub(crate) fn reach(&self, stage: Stage) {
         self.stage.store(stage as u8, Ordering::Relaxed);
+    }
+
+    /// Takes note of what the agent has waited for at its start for long.
+    pub(crate) fn wait_for(&self, problem: &str) {
+        *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem.to_owned());
+    }
+
+    fn awaited(&self) -> Option<String> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether pods are closed until the agent knows the cluster.
@@ -86,7 +97,8 @@ pub(crate) fn readiness(progress: &Progress, now: &InForce) -> Result<(), String
     }
     match stage {
         Stage::FindNode => {
-            return Err("the agent waits for the datastore and for its Node".to_owned());
+            let awaited = progress.awaited();
+            return Err(awaited.unwrap_or_else(|| "the agent waits for the datastore and for its Node".to_owned()));
         }
         Stage::Locked => return Ok(()),
         Stage::PrepareNode => return Err("the agent prepares the node's tunnel; with --flannel-etcd, it may wait for flannel's etcd, which its log says".to_owned()),
@@ -175,6 +187,16 @@ mod tests {
         let given = [(Kind::Pod, Position(1))].into_iter().collect();
         progress.reach(Stage::Serve);
         assert_eq!(readiness(&progress, &InForce { given, ..InForce::default() }), Ok(()));
+    }
+
+    #[test]
+    fn a_probe_learns_that_there_is_no_node() {
+        let progress = Progress::default();
+        progress.wait_for("Node PRIMARY does not exist");
+        let problem = readiness(&progress, &InForce::default()).unwrap_err();
+        assert!(problem.contains("Node PRIMARY"), "{problem}");
+        progress.reach(Stage::PrepareNode);
+        assert!(!readiness(&progress, &InForce::default()).unwrap_err().contains("PRIMARY"));
     }
 
     #[test]

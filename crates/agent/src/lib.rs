@@ -363,7 +363,8 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
     let store: Arc<dyn Store> = endpoints.clone();
     // Before anything waits for the datastore.
     policy_only::check(&node, &extras, &platform, &*endpoints)?;
-    let mut node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
+    let found = node::wait_for_telling(&*store, &node, |problem| progress.wait_for(problem)).await?;
+    let mut node_labels = found.metadata.labels;
     if let Platform::Windows { .. } = platform {
         // Windows needs some addresses of each block for itself, whatever the labels say.
         node_labels.insert(Node::OS.to_owned(), "windows".to_owned());

@@ -51,11 +51,21 @@ pub(crate) struct Prepared {
 
 /// The Node, once it exists: the cluster's API or its administrator creates it.
 pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, AgentError> {
+    wait_for_telling(store, name, |_| {}).await
+}
+
+/// As [`wait_for`]. Tells what is missing if it takes long.
+pub(crate) async fn wait_for_telling(
+    store: &dyn Store,
+    name: &str,
+    tell: impl Fn(&str),
+) -> Result<Node, AgentError> {
     let key = Key::global(Kind::Node, name);
-    let mut told = false;
+    // If the datastore has answered, since when, and if that was told.
+    let mut known: Option<(bool, Instant, bool)> = None;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     loop {
-        match store.get(&key).await {
+        let error = match store.get(&key).await {
             Ok(Some(stored)) => {
                 return match Resource::read(&key, &stored.value) {
                     Ok(Resource::Node(node)) => Ok(node),
@@ -65,22 +75,64 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
                     }),
                 };
             }
-            result => {
-                if !told {
-                    let why = result
-                        .err()
-                        .map_or_else(|| "it does not exist yet".to_owned(), |error| error.to_string());
-                    tracing::info!(
-                        node = name,
-                        why,
-                        "the Node object does not exist yet; Tortie waits for it"
-                    );
-                    told = true;
+            Ok(None) => None,
+            Err(error) => Some(error),
+        };
+        let has_answered = error.is_none();
+        let (_, since, told) = match known.filter(|(answered, _, _)| *answered == has_answered) {
+            Some(known) => known,
+            None => {
+                match &error {
+                    None => tracing::info!(node = name, "the Node does not exist yet; Tortie waits for it"),
+                    Some(error) => {
+                        tracing::warn!(node = name, %error, "cannot read the Node; Tortie retries")
+                    }
                 }
-                backoff.wait().await;
+                (has_answered, Instant::now(), false)
             }
+        };
+        let is_due = !told && since.elapsed() >= LONG_WAIT;
+        known = Some((has_answered, since, told || is_due));
+        if is_due {
+            let problem = match &error {
+                None => match store.keys(Kind::Node).await {
+                    Ok(keys) => no_node(name, keys.into_iter().map(|key| key.name).collect()),
+                    Err(error) => {
+                        format!("Node {name} does not exist, and the others cannot be listed: {error}")
+                    }
+                },
+                Some(error) => format!("Node {name} cannot be read, and Tortie retries: {error}"),
+            };
+            tracing::error!("{problem}");
+            tell(&problem);
         }
+        backoff.wait().await;
     }
+}
+
+/// The time after which an agent without a Node says that somebody must act.
+const LONG_WAIT: Duration = Duration::from_secs(30);
+/// The maximum number of names in a message.
+const MAX_NAMES: usize = 5;
+
+/// The message about a Node that does not exist. The names that begin as this one come first.
+fn no_node(name: &str, mut others: Vec<String>) -> String {
+    let alike = |other: &String| {
+        let same = other.chars().zip(name.chars()).take_while(|(one, two)| one == two);
+        std::cmp::Reverse(same.count())
+    };
+    others.sort_by_key(|other| (alike(other), other.clone()));
+    let count = others.len();
+    others.truncate(MAX_NAMES);
+    let known = match count {
+        0 => "there is no Node at all".to_owned(),
+        _ if count > MAX_NAMES => format!("of {count} Nodes, these are most like it: {}", others.join(", ")),
+        _ => format!("the Nodes are {}", others.join(", ")),
+    };
+    format!(
+        "Node {name} does not exist, and the agent waits for it: {known}. Correct --node (NODENAME), or let the kubelet or an administrator \
+         create the Node"
+    )
 }
 
 /// Waits while the datastore is locked: the node takes addresses for itself.
@@ -334,9 +386,9 @@ async fn address_of(
     finder: &AddressFinder,
     version: IpVersion,
 ) -> Result<Option<IpAddr>, AgentError> {
-    let found = finder.find(version).await;
-    let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
     let known = wait_for(store, node).await?;
+    let found = finder.find(version, known.own_address(version)).await;
+    let found = found.map_err(|problem| AgentError::Node { node: node.to_owned(), problem })?;
     let known = || known.own_address(version).or_else(|| known.reported_address(version));
     Ok(found.map(|net| net.addr()).or_else(known))
 }
@@ -412,5 +464,50 @@ mod tests {
             store.create(&Key::global(Kind::FelixConfiguration, name), spec).await.unwrap();
             assert_eq!(vni().await, expected, "{name}");
         }
+    }
+
+    #[test]
+    fn an_agent_without_a_node_names_those_that_there_are() {
+        let names = |names: &[&str]| -> Vec<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+        for (others, expected) in [
+            (&[][..], "there is no Node at all"),
+            (&["a", "node-2"], "the Nodes are node-2, a."),
+            (
+                &["a", "b", "c", "d", "node", "node-2"],
+                "of 6 Nodes, these are most like it: node-2, node, a, b, c.",
+            ),
+        ] {
+            let message = no_node("node-1", names(others));
+            for part in [expected, "Node node-1 does not exist", "--node"] {
+                assert!(message.contains(part), "{part}: {message}");
+            }
+        }
+    }
+
+    /// An agent with a wrong name must not wait in silence, and one without an answer says so.
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_long_says_for_what() {
+        let store = Arc::new(Embedded::in_memory().unwrap());
+        for name in ["primary", "linux-2"] {
+            store.create(&Key::global(Kind::Node, name), json!({"metadata": {"name": name}})).await.unwrap();
+        }
+        let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let (asked, tell) = (store.clone(), told.clone());
+        let waiting = tokio::spawn(async move {
+            wait_for_telling(&*asked, "primarx", |text| tell.lock().unwrap().push(text.to_owned())).await
+        });
+        let begun = Instant::now();
+        while told.lock().unwrap().is_empty() {
+            assert!(begun.elapsed() < LONG_WAIT * 1000, "nothing is told");
+            // The store's thread needs real time.
+            std::thread::sleep(Duration::from_millis(1));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert!(begun.elapsed() >= LONG_WAIT);
+        let text = told.lock().unwrap().clone();
+        assert!(text.len() == 1 && text[0].contains("the Nodes are primary, linux-2"), "{text:?}");
+        let node = json!({"metadata": {"name": "primarx"}});
+        store.create(&Key::global(Kind::Node, "primarx"), node).await.unwrap();
+        assert_eq!(waiting.await.unwrap().unwrap().metadata.name, "primarx");
     }
 }

@@ -1,12 +1,15 @@
 //! How a node's own address is found where no kubelet reports it: by Calico's methods
 //! (`node/pkg/lifecycle/startup/autodetection`). The choice is a pure function of the interfaces.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use regex::{Regex, RegexBuilder};
+use tokio::sync::Notify;
 use tortie_api::net::IpVersion;
 use tortie_windows::Host;
 
@@ -85,6 +88,44 @@ impl Machine {
         Ok(listed.into_iter().map(|(name, addresses)| Interface { name, addresses }).collect())
     }
 
+    /// The addresses by which other machines may reach this one, with their interfaces; none if the machine is not known.
+    pub(crate) fn global_addresses(&self) -> BTreeSet<(String, IpNet)> {
+        let interfaces = self.interfaces().unwrap_or_default().into_iter();
+        let of = |interface: Interface| {
+            let addresses = interface.addresses.into_iter().filter(|net| is_global(net.addr()));
+            addresses.map(move |net| (interface.name.clone(), net))
+        };
+        interfaces.flat_map(of).collect()
+    }
+
+    /// Tells of each change of the machine's addresses: on Linux as long as the result lives, on Windows as long as the process does, and of
+    /// routes, too. `None` if nothing has to live.
+    pub(crate) fn watch(&self, changed: Arc<Notify>) -> Option<Box<dyn Send>> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Machine::Linux => match tortie_linux::watch_addresses(move || changed.notify_one()) {
+                Ok(watch) => Some(Box::new(watch)),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot watch the machine's addresses; Tortie looks at them from time to time");
+                    None
+                }
+            },
+            Machine::Windows(host) => {
+                host.watch(Box::new(move || changed.notify_one()));
+                None
+            }
+        }
+    }
+
+    /// The sign that Calico's node agent runs here, which writes the node's addresses itself.
+    pub(crate) fn sign_of_calico(&self) -> Option<String> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Machine::Linux => tortie_linux::calico::running(),
+            Machine::Windows(_) => None,
+        }
+    }
+
     /// Whether interfaces of this name are no uplinks.
     fn is_virtual(&self, name: &str) -> bool {
         match self {
@@ -114,14 +155,19 @@ pub(crate) struct AddressFinder {
 }
 
 impl AddressFinder {
-    /// What the method of the family chooses on this machine; `None` if it does not ask the machine. A name server may take long to
-    /// answer, and must not block other tasks.
-    pub(crate) async fn find(&self, version: IpVersion) -> Result<Option<IpNet>, String> {
+    /// Finds what the method of the family chooses on this machine, where the node has announced this address; `None` if it does not ask the
+    /// machine. A name server may take long to answer, and must not block other tasks.
+    pub(crate) async fn find(
+        &self,
+        version: IpVersion,
+        announced: Option<IpAddr>,
+    ) -> Result<Option<IpNet>, String> {
         let (method, machine) = (self.methods.of(version).clone(), self.machine.clone());
         if !method.asks_the_machine() {
             return Ok(None);
         }
-        let found = tokio::task::spawn_blocking(move || find_here(&method, version, &machine)).await;
+        let find = move || find_here(&method, version, &machine, announced);
+        let found = tokio::task::spawn_blocking(find).await;
         found.map_err(|panic| format!("the search for an address has failed: {panic}"))?
     }
 
@@ -142,8 +188,7 @@ impl AddressFinder {
     pub(crate) fn has_other_length(&self, known: IpNet) -> bool {
         self.machine.interfaces().is_ok_and(|interfaces| {
             let nets = interfaces.iter().flat_map(|interface| &interface.addresses);
-            let nets =
-                nets.filter(|net| net.addr() == known.addr() && net.prefix_len() < net.max_prefix_len());
+            let nets = nets.filter(|net| net.addr() == known.addr() && has_network(net));
             let mut lengths = nets.map(IpNet::prefix_len).peekable();
             lengths.peek().is_some() && lengths.all(|length| length != known.prefix_len())
         })
@@ -195,7 +240,7 @@ impl AddressMethod {
     }
 
     /// The address that the method chooses, with its prefix length. `local` is the address from which the host of `can-reach`
-    /// would get packets. `None` if the method does not ask the machine.
+    /// would get packets, and `announced` the one that other nodes know. `None` if the method does not ask the machine.
     ///
     /// # Errors
     /// No address fits; the text names the interfaces that there are.
@@ -205,30 +250,38 @@ impl AddressMethod {
         interfaces: &[Interface],
         is_virtual: impl Fn(&str) -> bool,
         local: Option<IpAddr>,
+        announced: Option<IpAddr>,
     ) -> Result<Option<IpNet>, String> {
         let usable = |net: &&IpNet| IpVersion::of(&net.addr()) == version && is_global(net.addr());
         // Calico starts with the interface that was made last.
-        let first = |accepted: &dyn Fn(&str, &IpNet) -> bool| {
-            interfaces.iter().rev().find_map(|interface| {
-                let mut addresses = interface.addresses.iter().filter(usable);
-                addresses.find(|net| accepted(&interface.name, net)).copied()
-            })
+        let all = |accepted: &dyn Fn(&str, &IpNet) -> bool| -> Vec<IpNet> {
+            let of = |interface: &Interface| -> Vec<IpNet> {
+                let addresses = interface.addresses.iter().filter(usable);
+                addresses.filter(|net| accepted(&interface.name, net)).copied().collect()
+            };
+            interfaces.iter().rev().flat_map(of).collect()
         };
         let matches = |regexes: &[Regex], name: &str| regexes.iter().any(|regex| regex.is_match(name));
-        let chosen = match self {
+        let fitting = match self {
             Self::InternalIp => return Ok(None),
-            Self::FirstFound => first(&|name, _| !is_virtual(name)),
+            Self::FirstFound => all(&|name, _| !is_virtual(name)),
             Self::CanReach(_) => {
-                let has = |net: &&IpNet| Some(net.addr()) == local;
-                interfaces.iter().flat_map(|interface| &interface.addresses).filter(usable).find(has).copied()
+                let is_local = |net: &IpNet| Some(net.addr()) == local;
+                let addresses = |interface: &Interface| -> Vec<IpNet> {
+                    interface.addresses.iter().filter(usable).copied().collect()
+                };
+                let mut of_interfaces = interfaces.iter().map(addresses);
+                let mut found = of_interfaces.find(|its| its.iter().any(is_local)).unwrap_or_default();
+                found.sort_by_key(|net| !is_local(net));
+                found
             }
-            Self::Interface(regexes) => first(&|name, _| matches(regexes, name)),
-            Self::SkipInterface(regexes) => first(&|name, _| !is_virtual(name) && !matches(regexes, name)),
+            Self::Interface(regexes) => all(&|name, _| matches(regexes, name)),
+            Self::SkipInterface(regexes) => all(&|name, _| !is_virtual(name) && !matches(regexes, name)),
             Self::Cidr(networks) => {
-                first(&|_, net| networks.iter().any(|network| network.contains(&net.addr())))
+                all(&|_, net| networks.iter().any(|network| network.contains(&net.addr())))
             }
         };
-        chosen.map(Some).ok_or_else(|| {
+        preferred(&fitting, announced).map(Some).ok_or_else(|| {
             let shown = |interface: &Interface| {
                 let addresses = interface.addresses.iter().filter(usable).map(ToString::to_string);
                 let addresses: Vec<String> = addresses.collect();
@@ -247,6 +300,18 @@ impl AddressMethod {
             )
         })
     }
+}
+
+/// The address to announce of those that fit, in the order of the method. What the other nodes know stays. An address of the full length may
+/// move to another machine with its service (keepalived, kube-vip), so each one with a network precedes it, whoever has announced it.
+fn preferred(fitting: &[IpNet], announced: Option<IpAddr>) -> Option<IpNet> {
+    let order = |net: &&IpNet| (!has_network(net), Some(net.addr()) != announced);
+    fitting.iter().min_by_key(order).copied()
+}
+
+/// Returns true if the length of the prefix says which other addresses are in the network.
+pub(crate) fn has_network(net: &IpNet) -> bool {
+    net.prefix_len() < net.max_prefix_len()
 }
 
 /// The option of the agent that has the method.
@@ -322,10 +387,15 @@ impl fmt::Display for AddressMethod {
     }
 }
 
-fn find_here(method: &AddressMethod, version: IpVersion, machine: &Machine) -> Result<Option<IpNet>, String> {
+fn find_here(
+    method: &AddressMethod,
+    version: IpVersion,
+    machine: &Machine,
+    announced: Option<IpAddr>,
+) -> Result<Option<IpNet>, String> {
     let interfaces = machine.interfaces()?;
     let local = method.host().and_then(|host| local_address(host, version));
-    method.choose(version, &interfaces, |name| machine.is_virtual(name), local)
+    method.choose(version, &interfaces, |name| machine.is_virtual(name), local, announced)
 }
 
 /// The source address of packets to the host, by the machine's routes. Nothing is sent, except to resolve its name.
@@ -344,186 +414,4 @@ fn local_address(host: &str, version: IpVersion) -> Option<IpAddr> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn machine() -> Vec<Interface> {
-        let all: [(&str, &[&str]); 7] = [
-            ("lo", &["127.0.0.1/8", "::1/128"]),
-            ("eth0", &["169.254.1.1/16", "192.0.2.10/24", "192.0.2.11/24", "fe80::1/64", "2001:db8::10/64"]),
-            ("eth1", &["198.51.100.10/25"]),
-            ("docker0", &["172.17.0.1/16"]),
-            ("vxlan.calico", &["10.244.0.0/32", "fd00::/128"]),
-            ("bond0.7", &["203.0.113.10/24", "2001:db8:7::10/64"]),
-            ("cali123", &["10.0.0.1/32"]),
-        ];
-        let one = |(name, addresses): (&str, &[&str])| Interface {
-            name: name.to_owned(),
-            addresses: addresses.iter().map(|net| net.parse().unwrap()).collect(),
-        };
-        all.map(one).to_vec()
-    }
-
-    #[test]
-    fn each_method_chooses_as_calico_does() {
-        let machine = machine();
-        for (method, local, ipv4, ipv6) in [
-            ("first-found", "", "203.0.113.10/24", "2001:db8:7::10/64"),
-            ("skip-interface=^bond", "", "198.51.100.10/25", "2001:db8::10/64"),
-            ("skip-interface=bond.*, eth1", "", "192.0.2.10/24", "2001:db8::10/64"),
-            ("skip-interface=.*", "", "", ""),
-            ("interface=eth.*", "", "198.51.100.10/25", "2001:db8::10/64"),
-            ("interface=eth0", "", "192.0.2.10/24", "2001:db8::10/64"),
-            // A name that the user gives may be a virtual interface's.
-            ("interface=docker0", "", "172.17.0.1/16", ""),
-            ("interface=lo", "", "", ""),
-            ("interface=eno.*,bond0", "", "203.0.113.10/24", "2001:db8:7::10/64"),
-            ("cidr=192.0.2.11/32,2001:db8::/64", "", "192.0.2.11/24", "2001:db8::10/64"),
-            ("cidr=192.0.0.0/16", "", "192.0.2.10/24", ""),
-            ("cidr=10.99.0.0/16", "", "", ""),
-            ("can-reach=192.0.2.1", "192.0.2.11", "192.0.2.11/24", ""),
-            ("can-reach=host.example", "", "", ""),
-            ("can-reach=127.0.0.1", "127.0.0.1", "", ""),
-        ] {
-            let parsed: AddressMethod = method.parse().unwrap();
-            let local = local.parse().ok();
-            for (version, expected) in [(IpVersion::V4, ipv4), (IpVersion::V6, ipv6)] {
-                let chosen = parsed.choose(version, &machine, |name| Machine::Linux.is_virtual(name), local);
-                match expected {
-                    "" => {
-                        let problem = chosen.unwrap_err();
-                        assert!(problem.contains(method.split('=').next().unwrap()), "{problem}");
-                        assert!(problem.contains("eth0 (") && problem.contains("autodetection"), "{problem}");
-                    }
-                    expected => {
-                        assert_eq!(chosen.unwrap().unwrap().to_string(), expected, "{method} {version}");
-                    }
-                }
-            }
-        }
-        let by_kubelet = AddressMethod::InternalIp.choose(IpVersion::V4, &machine, |_| false, None);
-        assert_eq!(by_kubelet, Ok(None));
-    }
-
-    #[test]
-    fn an_expression_that_would_take_megabytes_is_refused() {
-        let error = "interface=\\w{500}".parse::<AddressMethod>().unwrap_err();
-        assert!(error.contains("size limit"), "{error}");
-        assert!("interface=(?i)^(eth|en|wl)[a-z0-9]+$".parse::<AddressMethod>().is_ok());
-    }
-
-    #[test]
-    fn methods_are_written_as_they_are_read() {
-        for text in [
-            "kubernetes-internal-ip",
-            "first-found",
-            "can-reach=2001:db8::1",
-            "interface=eth.*,^en[0-9]$",
-            "skip-interface=bond0",
-            "cidr=192.0.2.0/24,2001:db8::/64",
-        ] {
-            assert_eq!(text.parse::<AddressMethod>().unwrap().to_string(), text);
-        }
-        for (text, problem) in [
-            ("", "is none of"),
-            ("first", "is none of"),
-            ("first-found=eth0", "is none of"),
-            ("interface", "is none of"),
-            ("interface=", "an empty part"),
-            ("interface=eth0,,eth1", "an empty part"),
-            ("interface=eth(", "eth("),
-            ("cidr=192.0.2.0", "is no network"),
-            ("can-reach= ", "is none of"),
-        ] {
-            let error = text.parse::<AddressMethod>().unwrap_err();
-            assert!(error.contains(problem), "{text}: {error}");
-        }
-    }
-
-    /// The names are those of Windows; a switch has taken the address over.
-    #[test]
-    fn a_windows_machine_is_asked_too() {
-        use std::sync::Arc;
-        use tortie_hcn::{Adapter, IpHelper};
-        use tortie_hns_emulator::EmulatedHost;
-        use tortie_windows::HostRoutes;
-
-        let adapters = [
-            ("Loopback Pseudo-Interface 1", "127.0.0.1/8", true),
-            ("vEthernet (Ethernet)", "192.0.2.14/24", true),
-            ("vEthernet (nat)", "172.20.0.1/20", true),
-            ("vEthernet (Calico_ep)", "10.244.3.2/26", true),
-            ("Wi-Fi", "203.0.113.8/24", false),
-        ];
-        let adapter = |(name, address, is_up): (&str, &str, bool)| Adapter {
-            index: 1,
-            name: name.to_owned(),
-            mac: None,
-            mtu: 1500,
-            is_up,
-            addresses: vec![address.parse().unwrap()],
-        };
-        let ip: Arc<dyn IpHelper> = Arc::new(EmulatedHost::new(adapters.map(adapter).into(), vec![]));
-        let host = Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip, None)));
-        let machine = Machine::Windows(host);
-        for (method, expected) in [
-            ("first-found", Some("192.0.2.14/24")),
-            ("interface=nat", Some("172.20.0.1/20")),
-            ("interface=Wi-Fi", None),
-            ("skip-interface=Ethernet", None),
-            ("cidr=192.0.0.0/16", Some("192.0.2.14/24")),
-        ] {
-            let found = find_here(&method.parse().unwrap(), IpVersion::V4, &machine);
-            assert_eq!(found.ok().flatten().map(|net| net.to_string()).as_deref(), expected, "{method}");
-        }
-        let finder = AddressFinder { methods: AddressMethods::default(), machine };
-        assert_eq!(finder.prefix_length("192.0.2.14".parse().unwrap()), Some(24));
-        for (address, lacks) in [("192.0.2.15", true), ("192.0.2.14", false)] {
-            assert_eq!(finder.lacks(address.parse().unwrap()), Some(lacks), "{address}");
-        }
-        let unknown = AddressFinder { machine: Machine::Windows(Host::unknown()), ..finder };
-        assert_eq!(unknown.prefix_length("192.0.2.14".parse().unwrap()), None);
-        assert_eq!(unknown.lacks("192.0.2.15".parse().unwrap()), None, "a machine that cannot be read");
-    }
-
-    /// The same on interfaces of the kernel, in a network namespace.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn methods_find_addresses_of_the_machine() {
-        use tortie_kernel::namespace::NetNs;
-        use tortie_kernel::route::{Address, Change, NewLink, NewLinkKind, RouteSocket};
-
-        let find_all = || {
-            let mut routes = RouteSocket::open().unwrap();
-            for (name, addresses) in
-                [("eth0", &["192.0.2.10/24", "2001:db8::10/64"][..]), ("eth1", &["198.51.100.10/24"])]
-            {
-                let (kind, up) = (NewLinkKind::Bridge, true);
-                let link = NewLink { name, kind, mac: None, mtu: None, up, controller: None };
-                routes.create(&link).unwrap();
-                let link = routes.link(name).unwrap().unwrap().index;
-                for net in addresses.iter().map(|net| net.parse::<IpNet>().unwrap()) {
-                    let address = Address { link, address: net.addr(), prefix_length: net.prefix_len() };
-                    routes.change(&Change::AddAddress(address)).unwrap();
-                }
-            }
-            for (method, version, expected) in [
-                ("first-found", IpVersion::V4, "198.51.100.10/24"),
-                ("first-found", IpVersion::V6, "2001:db8::10/64"),
-                ("interface=eth0", IpVersion::V4, "192.0.2.10/24"),
-                ("skip-interface=eth1", IpVersion::V4, "192.0.2.10/24"),
-                ("cidr=192.0.2.0/24", IpVersion::V4, "192.0.2.10/24"),
-                ("can-reach=192.0.2.77", IpVersion::V4, "192.0.2.10/24"),
-                ("can-reach=198.51.100.77", IpVersion::V4, "198.51.100.10/24"),
-                ("can-reach=203.0.113.1", IpVersion::V4, "No route of this family leads to 203.0.113.1"),
-                ("can-reach=192.0.2.77", IpVersion::V6, "No route of this family"),
-                ("interface=eth1", IpVersion::V6, "eth0 (2001:db8::10/64)"),
-            ] {
-                let found = find_here(&method.parse().unwrap(), version, &Machine::Linux);
-                let shown = found.map_or_else(|problem| problem, |net| net.unwrap().to_string());
-                assert!(shown.contains(expected), "{method} {version}: {shown}");
-            }
-        };
-        NetNs::create().unwrap().run(find_all).unwrap();
-    }
-}
+mod tests;

@@ -11,17 +11,29 @@ use tortie_api::net::IpVersion;
 use tortie_dataplane::{Condition, Reason};
 
 use crate::AgentError;
-use crate::node_address::AddressFinder;
+use crate::node_address::{AddressFinder, has_network};
 
 /// How long an address is missing on all interfaces before another one replaces it. Interfaces have no addresses for a moment
 /// when a machine starts, and when somebody configures them anew.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// The patience for an address that the operator's method finds on an interface with another network.
+const SHORT_PATIENCE: Duration = Duration::from_secs(30);
+/// The time for which the node reports that its address has changed.
+const NEWS: Duration = Duration::from_secs(10 * 60);
 
 /// The annotation of the node's own address of a family.
 const fn own(version: IpVersion) -> &'static str {
     match version {
         IpVersion::V4 => Node::ADDRESS,
         IpVersion::V6 => Node::ADDRESS_V6,
+    }
+}
+
+/// The annotation with what the agent has written to [`own`] itself.
+const fn record(version: IpVersion) -> &'static str {
+    match version {
+        IpVersion::V4 => Node::ANNOUNCED,
+        IpVersion::V6 => Node::ANNOUNCED_V6,
     }
 }
 
@@ -40,8 +52,16 @@ enum Decision {
     Keep,
     /// The interfaces cannot be read, so nothing changes.
     Unknown,
+    /// The agent announces this address.
     Write(String),
+    /// The address that somebody else has written gets the right length of its prefix. It stays theirs.
+    Correct(String),
     Missing(Missing),
+    /// The address that somebody else has written stays, and the kubelet reports this address, which an interface has.
+    Differs {
+        announced: String,
+        reported: String,
+    },
 }
 
 /// An address in an annotation that no interface has.
@@ -52,6 +72,8 @@ struct Missing {
     name: &'static str,
     /// What replaces it if it stays away. Otherwise nobody knows another one.
     instead: Option<String>,
+    /// When it is replaced.
+    patience: Duration,
 }
 
 /// The addresses in annotations that no interface has, with the times since which they have been missing.
@@ -62,9 +84,21 @@ pub(crate) struct MissingAddresses {
     overdue: BTreeSet<IpVersion>,
     /// The families in which the method of the operator finds no address, and why. The annotation stays.
     unfound: BTreeMap<IpVersion, String>,
+    /// The families in which something else than the announced address may be meant.
+    differing: BTreeMap<IpVersion, String>,
+    /// The addresses that have changed a short time ago, with what the node reports of that.
+    changed: BTreeMap<IpVersion, (String, Instant)>,
 }
 
 impl MissingAddresses {
+    /// Takes note of what the node announces instead of another address. The attempt to write it may be repeated.
+    fn note_change(&mut self, version: IpVersion, text: String, now: Instant) {
+        if self.changed.get(&version).is_none_or(|(known, _)| *known != text) {
+            tracing::warn!("{text}");
+            self.changed.insert(version, (text, now));
+        }
+    }
+
     /// Ingests what is missing of a family now. Returns whether it has been missing for long.
     fn update(&mut self, version: IpVersion, found: Option<&Missing>, now: Instant) -> bool {
         let former = self.since.remove(&version);
@@ -73,7 +107,7 @@ impl MissingAddresses {
         let former = former.filter(|(former, _)| former.address == missing.address);
         let since = former.map_or(now, |(_, since)| since);
         self.since.insert(version, (missing.clone(), since));
-        let is_overdue = now.saturating_duration_since(since) >= PATIENCE;
+        let is_overdue = now.saturating_duration_since(since) >= missing.patience;
         if is_overdue {
             self.overdue.insert(version);
         }
@@ -96,10 +130,10 @@ impl MissingAddresses {
         })
     }
 
-    /// Whether the interfaces should be looked at at each tick. What has been given up may return too, and is looked at with the next
-    /// change of the Node, which kubelets report every few minutes.
+    /// Returns true if the interfaces should be looked at at each tick, also to end what is reported for some time only. An address that has
+    /// been given up may return too, and is looked at with the next change of the Node, which kubelets report every few minutes.
     pub(crate) fn need_looks(&self) -> bool {
-        self.since.len() > self.given_up().len()
+        self.since.len() > self.given_up().len() || !self.changed.is_empty()
     }
 
     /// The conditions of the node.
@@ -109,7 +143,11 @@ impl MissingAddresses {
             let message = format!("{problem}. What the node has announced for {version} stays");
             Condition::new(Reason::RouteRefused, message)
         });
-        missing.chain(unfound).collect()
+        let differing = self.differing.values();
+        let differing = differing.map(|text| Condition::new(Reason::NodeAddressDiffers, text.clone()));
+        let changed = self.changed.values();
+        let changed = changed.map(|(text, _)| Condition::new(Reason::NodeAddressChanged, text.clone()));
+        missing.chain(unfound).chain(differing).chain(changed).collect()
     }
 }
 
@@ -119,15 +157,18 @@ impl Missing {
     }
 
     fn condition(&self, version: IpVersion) -> Condition {
-        let Self { address, name, instead } = self;
-        let minutes = PATIENCE.as_secs() / 60;
+        let Self { address, name, instead, patience } = self;
+        let patience = match patience.as_secs() {
+            seconds if seconds < 60 => format!("{seconds} seconds"),
+            seconds => format!("{} minutes", seconds / 60),
+        };
         let next = match instead {
             _ if self.is_of_flannel(version) => {
                 format!(
-                    "if it stays away, Tortie removes what flannel has announced for {version} after {minutes} minutes"
+                    "if it stays away, Tortie removes what flannel has announced for {version} after {patience}"
                 )
             }
-            Some(instead) => format!("if it stays away, {instead} replaces it after {minutes} minutes"),
+            Some(instead) => format!("if it stays away, {instead} replaces it after {patience}"),
             None => format!("the kubelet reports no {version} address, so the annotation stays"),
         };
         let message = format!(
@@ -147,10 +188,12 @@ pub(crate) async fn look(
     now: Instant,
 ) -> OwnAddresses {
     let mut look = OwnAddresses::default();
+    missing.changed.retain(|_, (_, since)| now.saturating_duration_since(*since) < NEWS);
     for version in IpVersion::ALL {
         missing.unfound.remove(&version);
-        let decision = match finder.find(version).await {
-            Ok(Some(found)) => Decision::Write(found.to_string()),
+        let known = Known::of(value, version);
+        let decision = match finder.find(version, known.address()).await {
+            Ok(Some(found)) => of_method(&known, found, version, finder),
             Ok(None) => decide(value, version, finder, with_flannel),
             Err(problem) => {
                 missing.unfound.insert(version, problem);
@@ -158,12 +201,57 @@ pub(crate) async fn look(
             }
         };
         look.take(version, decision, missing, now);
+        look.settle(version, &known, finder, missing, now);
     }
     look
 }
 
+/// The annotations of a Node about its address of a family.
+struct Known<'a> {
+    text: Option<&'a str>,
+    /// The agent's own record of what it has written.
+    record: Option<&'a str>,
+}
+
+impl<'a> Known<'a> {
+    fn of(node: &'a Value, version: IpVersion) -> Self {
+        let annotations = &node["metadata"]["annotations"];
+        Self { text: annotations[own(version)].as_str(), record: annotations[record(version)].as_str() }
+    }
+
+    fn address(&self) -> Option<IpAddr> {
+        address_in(self.text?)
+    }
+
+    /// Returns true if the agent has written the address, and nobody has changed it since.
+    fn is_own(&self) -> bool {
+        self.text.is_some() && self.text == self.record
+    }
+}
+
+/// The address in the text of an annotation, which may have the length of a prefix.
+fn address_in(text: &str) -> Option<IpAddr> {
+    text.split('/').next()?.parse().ok()
+}
+
+/// Decides about the annotation, if the operator's method finds this address. A network service may be about to restore the announced one, and
+/// an address of another interface would stay then. The only one that is left may also be that of a service which moves between machines.
+fn of_method(known: &Known<'_>, found: IpNet, version: IpVersion, finder: &AddressFinder) -> Decision {
+    let announced = known.text.and_then(|text| text.parse::<IpNet>().ok());
+    let late = announced.filter(|net| {
+        has_network(net)
+            && !(has_network(&found) && net.contains(&found.addr()))
+            && finder.lacks(net.addr()) == Some(true)
+    });
+    let Some(net) = late else { return Decision::Write(found.to_string()) };
+    let patience = if has_network(&found) { SHORT_PATIENCE } else { PATIENCE };
+    let instead = Some(found.to_string());
+    Decision::Missing(Missing { address: net.addr(), name: own(version), instead, patience })
+}
+
 impl OwnAddresses {
     fn take(&mut self, version: IpVersion, decision: Decision, known: &mut MissingAddresses, now: Instant) {
+        known.differing.remove(&version);
         let missing = match decision {
             Decision::Missing(missing) => missing,
             Decision::Unknown => {
@@ -172,8 +260,15 @@ impl OwnAddresses {
             }
             other => {
                 known.update(version, None, now);
-                if let Decision::Write(network) = other {
-                    self.annotations.insert(own(version), Some(network));
+                match other {
+                    Decision::Write(network) => self.write(version, network),
+                    Decision::Correct(network) => {
+                        self.annotations.insert(own(version), Some(network));
+                    }
+                    Decision::Differs { announced, reported } => {
+                        known.differing.insert(version, differing(version, &announced, &reported));
+                    }
+                    Decision::Keep | Decision::Unknown | Decision::Missing(_) => {}
                 }
                 return;
             }
@@ -183,58 +278,125 @@ impl OwnAddresses {
             self.of_flannel.insert(version);
         }
         if let Some(instead) = missing.instead.filter(|_| is_overdue) {
-            tracing::warn!(address = %missing.address, %instead, "no interface has the node's address any more; Tortie announces another one");
-            self.annotations.insert(own(version), Some(instead));
+            self.write(version, instead);
         }
+    }
+
+    fn write(&mut self, version: IpVersion, network: String) {
+        self.annotations.insert(record(version), Some(network.clone()));
+        self.annotations.insert(own(version), Some(network));
+    }
+
+    /// Completes what changes: Calico's agent writes the addresses of its node itself, a record of something that is not there any more
+    /// goes, and the operator learns of another address.
+    fn settle(
+        &mut self,
+        version: IpVersion,
+        known: &Known<'_>,
+        finder: &AddressFinder,
+        missing: &mut MissingAddresses,
+        now: Instant,
+    ) {
+        let new = self.annotations.get(own(version)).cloned().flatten();
+        let Some(new) = new.filter(|new| known.text != Some(new.as_str())) else {
+            if known.record.is_some() && !known.is_own() {
+                self.annotations.entry(record(version)).or_insert(None);
+            }
+            return;
+        };
+        if let Some(sign) = finder.machine.sign_of_calico() {
+            self.annotations.remove(own(version));
+            self.annotations.remove(record(version));
+            let text = format!(
+                "Calico's node agent runs here ({sign}) and writes the node's addresses, so Tortie does not write {new} to the annotation {}; \
+                 remove Calico's agent from this node, or let it write that address",
+                own(version)
+            );
+            missing.differing.insert(version, text);
+            return;
+        }
+        let Some(old) = known.text.filter(|old| address_in(old) != address_in(&new)) else { return };
+        let method = finder.methods.of(version);
+        let found = match method.asks_the_machine() {
+            true => format!("the method {method} finds it"),
+            false => "the kubelet reports it".to_owned(),
+        };
+        let gone = match known.address().and_then(|address| finder.lacks(address)) {
+            Some(true) => ", and no interface has the former one",
+            _ => "",
+        };
+        let text = format!(
+            "the node announces {new} instead of {old} (annotation {}): {found}{gone}. Packets of other nodes may be lost for some seconds",
+            own(version)
+        );
+        missing.note_change(version, text, now);
     }
 }
 
-/// What should become of the annotation of a family, by what the kubelet reports and what interfaces have. Calico's agents and
-/// administrators write some, too, so one that is there stays while an interface has its address.
+fn differing(version: IpVersion, announced: &str, reported: &str) -> String {
+    let name = own(version);
+    format!(
+        "the node announces {announced}, and the kubelet reports {reported}, which an interface has, too. The annotation {name} decides, because \
+         the agent has no record that it wrote it itself: an administrator, Calico's agent or an earlier version of Tortie has. If the kubelet \
+         is right, remove the annotation: kubectl annotate node NODE {name}-"
+    )
+}
+
+/// Decides about the annotation of a family, by what the kubelet reports and what interfaces have. Calico's agents and
+/// administrators write some, too, so one that is there stays while an interface has its address. What the agent has written itself follows
+/// the kubelet.
 fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel: bool) -> Decision {
     let current = &node["metadata"]["annotations"];
-    let reported = internal_address(node, version);
+    let reported = internal_addresses(node, version);
     let with_length = |address: IpAddr| {
         finder
             .prefix_length(address)
             .map_or_else(|| address.to_string(), |length| format!("{address}/{length}"))
     };
-    let Some(text) = current[own(version)].as_str() else {
-        return match reported {
-            Some(address) => Decision::Write(with_length(address)),
+    let known = Known::of(node, version);
+    let Some(text) = known.text else {
+        return match reported.first() {
+            Some(address) => Decision::Write(with_length(*address)),
             None if with_flannel => left_by_flannel(current, version, finder),
             None => Decision::Keep,
         };
     };
-    let Ok(address) = text.split('/').next().unwrap_or_default().parse::<IpAddr>() else {
-        return Decision::Keep;
-    };
-    let is_bare = !text.contains('/');
-    // By the full length, an administrator says that the node is alone in its network.
-    let is_of_network = |net: &IpNet| net.prefix_len() < net.max_prefix_len();
-    let has_other_length =
-        text.parse().is_ok_and(|net: IpNet| is_of_network(&net) && finder.has_other_length(net));
-    if has_other_length || is_bare && reported == Some(address) {
-        return Decision::Write(with_length(address));
+    let Some(address) = known.address() else { return Decision::Keep };
+    // A router in front of the node may have the first one.
+    let other = reported.iter().find(|other| finder.prefix_length(**other).is_some());
+    let other = other.filter(|_| !reported.contains(&address)).map(|other| with_length(*other));
+    if known.is_own()
+        && let Some(other) = &other
+    {
+        return Decision::Write(other.clone());
     }
+    let has_other_length =
+        text.parse().is_ok_and(|net: IpNet| has_network(&net) && finder.has_other_length(net));
+    // By the full length, an administrator says that the node is alone in its network.
+    if has_other_length || !text.contains('/') && reported.contains(&address) {
+        let corrected = with_length(address);
+        return if known.is_own() { Decision::Write(corrected) } else { Decision::Correct(corrected) };
+    }
+    let differs = |reported| Decision::Differs { announced: text.to_owned(), reported };
     match finder.lacks(address) {
         Some(true) => {}
-        Some(false) => return Decision::Keep,
+        Some(false) => {
+            let is_of_family = IpVersion::of(&address) == version;
+            return other.filter(|_| is_of_family).map_or(Decision::Keep, differs);
+        }
         None => return Decision::Unknown,
     }
-    let missing = |instead| Decision::Missing(Missing { address, name: own(version), instead });
-    match reported {
-        Some(other) if finder.prefix_length(other).is_some() => {
-            let instead = with_length(other);
-            // The interface is configured, so the address is not late: the machine has another one in its network.
-            match instead.parse::<IpNet>().is_ok_and(|net| net.contains(&address)) {
-                true => Decision::Write(instead),
-                false => missing(Some(instead)),
-            }
+    let missing =
+        |instead| Decision::Missing(Missing { address, name: own(version), instead, patience: PATIENCE });
+    match other {
+        // The interface is configured, so the address is not late: the machine has another one in its network.
+        Some(instead) if instead.parse::<IpNet>().is_ok_and(|net| net.contains(&address)) => {
+            Decision::Write(instead)
         }
+        Some(instead) => missing(Some(instead)),
         // Interfaces have neither address, as behind a router that translates them.
-        Some(_) => Decision::Keep,
-        None if IpVersion::ALL.into_iter().any(|version| internal_address(node, version).is_some()) => {
+        None if !reported.is_empty() => Decision::Keep,
+        None if IpVersion::ALL.into_iter().any(|version| !internal_addresses(node, version).is_empty()) => {
             missing(None)
         }
         // No kubelet reports anything.
@@ -266,156 +428,21 @@ fn left_by_flannel(annotations: &Value, version: IpVersion, finder: &AddressFind
     match finder.prefix_length(address) {
         Some(length) => Decision::Write(format!("{address}/{length}")),
         None => match finder.lacks(address) {
-            Some(true) => Decision::Missing(Missing { address, name, instead: None }),
+            Some(true) => Decision::Missing(Missing { address, name, instead: None, patience: PATIENCE }),
             Some(false) => Decision::Keep,
             None => Decision::Unknown,
         },
     }
 }
 
-/// The node's address as its kubelet reports it.
-fn internal_address(node: &Value, version: IpVersion) -> Option<IpAddr> {
-    let addresses = node["status"]["addresses"].as_array()?.iter();
+/// The node's addresses of a family, as its kubelet reports them. In etcd, the controllers copy them to `spec`, as Calico's do.
+fn internal_addresses(node: &Value, version: IpVersion) -> Vec<IpAddr> {
+    let listed = [&node["status"], &node["spec"]].map(|part| part["addresses"].as_array());
+    let addresses = listed.into_iter().flatten().flatten();
     let internal = addresses.filter(|one| one["type"] == "InternalIP");
-    let mut addresses = internal.filter_map(|one| one["address"].as_str()?.parse().ok());
-    addresses.find(|address| IpVersion::of(address) == version)
+    let addresses = internal.filter_map(|one| one["address"].as_str()?.parse().ok());
+    addresses.filter(|address| IpVersion::of(address) == version).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::node_address::{AddressMethods, Machine};
-
-    fn finder() -> AddressFinder {
-        AddressFinder { methods: AddressMethods::default(), machine: Machine::Linux }
-    }
-
-    fn annotated(name: &str, text: Option<&str>, reported: &[&str]) -> Value {
-        let reported = reported.iter().map(|address| json!({"type": "InternalIP", "address": address}));
-        let addresses: Vec<Value> = reported.collect();
-        json!({"metadata": {"annotations": {name: text}}, "status": {"addresses": addresses}})
-    }
-
-    /// CrossSubnet pools need it. Earlier agents wrote the address alone, and networks are divided.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn the_address_has_the_prefix_length_of_its_interface() {
-        let [v4, v6] = IpVersion::ALL;
-        let write = |text: &str| Decision::Write(text.to_owned());
-        for (version, current, reported, expected) in [
-            (v4, None, &["127.0.0.1"][..], write("127.0.0.1/8")),
-            (v4, Some("127.0.0.1"), &["127.0.0.1"], write("127.0.0.1/8")),
-            (v4, Some("127.0.0.1/8"), &["127.0.0.1"], Decision::Keep),
-            (v4, Some("127.0.0.1/16"), &["127.0.0.1"], write("127.0.0.1/8")),
-            (v4, Some("127.0.0.1/32"), &["127.0.0.1"], Decision::Keep),
-            (v4, Some("::1/128"), &["127.0.0.1"], Decision::Keep),
-            (v4, Some("none"), &["127.0.0.1"], Decision::Keep),
-            // The address of another interface, or of a family that the kubelet does not report.
-            (v4, Some("127.0.0.1/8"), &["192.0.2.9"], Decision::Keep),
-            (v4, Some("127.0.0.1/16"), &["192.0.2.9"], write("127.0.0.1/8")),
-            (v4, Some("127.0.0.1/16"), &[], write("127.0.0.1/8")),
-            (v4, Some("192.0.2.9/24"), &["192.0.2.9"], Decision::Keep),
-            (v4, Some("192.0.2.9/24"), &["192.0.2.10"], Decision::Keep),
-            // The machine has another address in the same network.
-            (v4, Some("127.0.0.9/8"), &["127.0.0.1"], write("127.0.0.1/8")),
-            (v6, None, &["127.0.0.1"], Decision::Keep),
-            (v6, Some("2001:db8::1/64"), &[], Decision::Keep),
-        ] {
-            let node = annotated(own(version), current, reported);
-            assert_eq!(decide(&node, version, &finder(), false), expected, "{current:?} {reported:?}");
-        }
-    }
-
-    /// A machine that starts has its addresses later than its agent, and nobody would restore an annotation.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn an_address_that_no_interface_has_is_kept_for_some_minutes() {
-        let [v4, v6] = IpVersion::ALL;
-        let flannel = Node::FLANNEL_ADDRESS.of(v6);
-        let (start, minute) = (Instant::now(), Duration::from_secs(60));
-        for (version, name, text, reported, replaced) in [
-            (v4, Node::ADDRESS, "192.0.2.9/24", "127.0.0.1", Some("127.0.0.1/8")),
-            // The kubelet knows no other one.
-            (v6, Node::ADDRESS_V6, "2001:db8::1/64", "127.0.0.1", None),
-            (v6, flannel, "2001:db8::1", "127.0.0.1", None),
-        ] {
-            let node = annotated(name, Some(text), &[reported]);
-            let mut missing = MissingAddresses::default();
-            let mut look = |node: &Value, minutes: u32| {
-                let mut look = OwnAddresses::default();
-                let decision = decide(node, version, &finder(), true);
-                let now = start + minute * minutes;
-                look.take(version, decision, &mut missing, now);
-                // Pods get no addresses of a family in which nobody reaches the node.
-                let is_given_up = minutes == 5 && replaced.is_none();
-                assert_eq!(missing.given_up().contains(&version), is_given_up, "{text} {minutes}");
-                assert_eq!(missing.need_looks(), !missing.since.is_empty() && !is_given_up);
-                (look, missing.conditions())
-            };
-            for minutes in [0, 4] {
-                let (OwnAddresses { annotations, of_flannel }, conditions) = look(&node, minutes);
-                assert_eq!(annotations, BTreeMap::new(), "{text}");
-                assert_eq!(of_flannel.contains(&version), name == flannel, "{text}");
-                let [condition] = &conditions[..] else { panic!("{conditions:?}") };
-                let address = text.split('/').next().unwrap();
-                assert!(condition.message.contains(address) && condition.message.contains(name));
-                assert_eq!(condition.reason, Reason::RouteRefused);
-            }
-            let (OwnAddresses { annotations, of_flannel }, _) = look(&node, 5);
-            let expected = replaced.map(|text| (own(version), Some(text.to_owned())));
-            assert_eq!(annotations, expected.into_iter().collect(), "{text}");
-            assert!(of_flannel.is_empty());
-
-            // It is back, and goes again.
-            let back =
-                annotated(own(version), Some(if version == v4 { "127.0.0.1/8" } else { "::1/128" }), &[]);
-            assert_eq!(look(&back, 6).1, []);
-            assert_eq!(look(&node, 7).0.annotations, BTreeMap::new(), "{text}");
-        }
-    }
-
-    /// Interfaces that cannot be read say nothing about an address: it may still be missing, and what flannel has announced stays.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn interfaces_that_cannot_be_read_change_nothing() {
-        let [v4, _] = IpVersion::ALL;
-        let (start, minute) = (Instant::now(), Duration::from_secs(60));
-        let missing = Missing {
-            address: "192.0.2.9".parse().unwrap(),
-            name: own(v4),
-            instead: Some("127.0.0.1/8".to_owned()),
-        };
-        let mut known = MissingAddresses::default();
-        let mut take = |decision: Decision, minutes: u32| {
-            let mut look = OwnAddresses::default();
-            look.take(v4, decision, &mut known, start + minute * minutes);
-            (look.annotations.len(), look.of_flannel.len())
-        };
-        assert_eq!(take(Decision::Missing(missing.clone()), 0), (0, 0));
-        assert_eq!(take(Decision::Unknown, 1), (0, 1));
-        assert_eq!(take(Decision::Missing(missing), 5), (1, 0), "the time goes on");
-    }
-
-    /// An address that no interface has is that of a router before the node, or an old one.
-    #[test]
-    fn the_address_that_flanneld_has_found_counts_if_an_interface_has_it() {
-        let finder = finder();
-        let name = Node::FLANNEL_ADDRESS.of(IpVersion::V4);
-        for (annotation, expected) in [
-            (json!("127.0.0.1"), Some("127.0.0.1/8")),
-            (json!("192.0.2.9"), None),
-            (json!("none"), None),
-            (json!(null), None),
-        ] {
-            let annotations = json!({name: annotation});
-            let found = match left_by_flannel(&annotations, IpVersion::V4, &finder) {
-                Decision::Write(found) => Some(found),
-                _ => None,
-            };
-            assert_eq!(found.as_deref(), expected, "{annotation}");
-            assert_eq!(left_by_flannel(&annotations, IpVersion::V6, &finder), Decision::Keep);
-        }
-    }
-}
+mod tests;

@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use sha1::{Digest, Sha1};
-use tortie_api::calico::{BgpConfigurationSpec, EncapsulationMode, FelixConfigurationSpec, IpPool};
+use tortie_api::calico::{
+    BgpConfigurationSpec, EncapsulationMode, FelixConfigurationSpec, IpPool, NatOutgoingExclusions,
+};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::IpVersion;
 use tortie_dataplane::{
@@ -86,7 +88,7 @@ impl Calc {
             // Its networks decide which nodes are reached without encapsulation.
             is_due |= self.network.has_pools_by_subnet();
         }
-        if settings {
+        if settings || !nodes.is_empty() && self.network.excludes_nodes(&self.node) {
             let settings = self.network.settings(&self.node);
             if settings != *self.state.settings {
                 deltas.push(Delta::Settings(Arc::new(settings)));
@@ -269,7 +271,18 @@ impl Network {
         let vxlan_ports = FelixConfigurationSpec::vxlan_ports(felix);
         let bgp = self.bgp.iter().map(|(name, spec)| (name.as_str(), spec));
         let bgp_ports = BgpConfigurationSpec::listen_ports(bgp);
-        Settings { vxlan_ports, bgp_ports, ..Settings::new(&self.felix(name), pools.collect()) }
+        let nodes = self.nodes.values().filter(|_| self.excludes_nodes(name));
+        let nat_exceptions = nodes
+            .flat_map(|node| IpVersion::ALL.map(|version| node.own_address(version)))
+            .flatten()
+            .collect();
+        let settings = Settings::new(&self.felix(name), pools.collect());
+        Settings { vxlan_ports, bgp_ports, nat_exceptions, ..settings }
+    }
+
+    /// Returns true if packets of the node's pods to nodes keep the pod's address.
+    fn excludes_nodes(&self, name: &str) -> bool {
+        self.felix(name).nat_outgoing_exclusions == Some(NatOutgoingExclusions::PoolsAndNodes)
     }
 
     pub(crate) fn pools(&self) -> impl Iterator<Item = &IpPool> {

@@ -20,6 +20,7 @@ use tortie_hcn::IpHelper;
 use crate::flannel_etcd::FlannelEtcdArguments;
 #[cfg(unix)]
 use crate::lab::lab;
+use crate::node_name::NodeName;
 use crate::output;
 use crate::store::StoreArguments;
 
@@ -60,7 +61,7 @@ struct Daemon {
     service: bool,
     /// The name of this node
     #[arg(long, env = "NODENAME")]
-    node: Option<String>,
+    node: Option<NodeName>,
     #[command(flatten)]
     store: StoreArguments,
     /// The socket for the CNI plugin; on Windows, a named pipe
@@ -252,13 +253,15 @@ impl SetLogLevel {
 
 impl Daemon {
     /// Fails without the options that clap cannot demand, because subcommands do without them.
-    fn check(&self) -> anyhow::Result<String> {
-        self.node.clone().context("--node is missing: see tortie agent --help")
+    fn check(&self) -> anyhow::Result<&NodeName> {
+        self.node.as_ref().context("--node is missing: see tortie agent --help")
     }
 
     /// Runs until somebody wants its end.
     fn run(self, log_level: LogLevel, end: impl Future<Output = std::io::Result<()>>) -> anyhow::Result<()> {
         let node = self.check()?;
+        node.log_change();
+        let node = node.as_str().to_owned();
         crate::runtime()?.block_on(async {
             tokio::select! {
                 result = self.work(node, log_level) => result,

@@ -11,6 +11,7 @@ use tortie_agent::control::{
 };
 
 use crate::lab::{InLab, lab};
+use crate::node_name::NodeName;
 use crate::output::{self, Format};
 
 #[derive(clap::Subcommand)]
@@ -49,7 +50,7 @@ pub(crate) struct Asking {
 struct LabNode {
     /// In a lab: the node
     #[arg(long, value_name = "NODE", conflicts_with = "agent_socket")]
-    node: Option<String>,
+    node: Option<NodeName>,
 }
 
 impl BgpCommand {
@@ -106,7 +107,7 @@ impl Asking {
 
     fn socket(&self) -> anyhow::Result<PathBuf> {
         match (self.lab.0.as_ref().and_then(|lab| lab.node.as_ref()), lab()) {
-            (Some(node), Some(lab)) => lab.agent_socket(node),
+            (Some(node), Some(lab)) => lab.agent_socket(node.as_str()),
             _ => Ok(self.agent_socket.clone()),
         }
     }

@@ -51,6 +51,7 @@ mod matrix;
 mod modify;
 #[cfg(unix)]
 mod node;
+mod node_name;
 pub mod output;
 mod planned;
 mod policy;

@@ -271,6 +271,7 @@ async fn forget_nodes(cluster: &Kubernetes) -> anyhow::Result<()> {
     let annotations = json!({
         Node::ADDRESS: null, Node::VXLAN_ADDRESS: null, Node::VXLAN_MAC: null, Node::HNS_NETWORK: null,
         Node::ADDRESS_V6: null, Node::VXLAN_ADDRESS_V6: null, Node::VXLAN_MAC_V6: null, Node::IPIP_ADDRESS: null,
+        Node::ANNOUNCED: null, Node::ANNOUNCED_V6: null,
     });
     for node in list(cluster, "/api/v1/nodes").await? {
         let name = node["metadata"]["name"].as_str().unwrap_or_default();

@@ -15,6 +15,7 @@ use tortie_hcn::selftest::{self, HnsReport, NoTraffic};
 use tortie_hcn::{Adapter, Hcn, HcnExt, IpHelper, IpRoute};
 use tortie_windows::{Cleanup, NETWORK, SavedReport, clean_up};
 
+use crate::node_name::NodeName;
 use crate::output;
 
 /// The longest time of one call of HNS: some questions have long documents.
@@ -49,7 +50,7 @@ pub(crate) enum WindowsCommand {
     KubeProxy {
         /// The node's name, if it is not that of the machine
         #[arg(long)]
-        node: Option<String>,
+        node: Option<NodeName>,
     },
 }
 
@@ -62,7 +63,7 @@ impl WindowsCommand {
             }
             Self::Reconfigure(reconfigure) => reconfigure.run(),
             Self::Cleanup => cleanup(),
-            Self::KubeProxy { node } => kube_proxy(node.as_deref()),
+            Self::KubeProxy { node } => kube_proxy(node.as_ref().map(NodeName::as_str)),
         }
     }
 }

@@ -155,7 +155,10 @@ fn new_node(key: &Key, value: &Value) -> Value {
     let internal = addresses.iter().filter(|address| address["type"] == "InternalIP");
     let mut internal = internal.filter_map(|address| address["address"].as_str()?.parse().ok());
     if let Some(address) = internal.find(std::net::IpAddr::is_ipv4) {
-        annotations[Node::ADDRESS] = json!(address.to_string());
+        // Its agent may follow the kubelet.
+        for name in [Node::ADDRESS, Node::ANNOUNCED] {
+            annotations[name] = json!(address.to_string());
+        }
     }
     json!({
         "apiVersion": key.kind.api_version(), "kind": key.kind.name(),

@@ -142,6 +142,10 @@ pub enum Reason {
     NetworkPartNotInForce,
     /// The network of a Windows node has no subnet for the node's IPv6 block, so its pods have IPv4 addresses only.
     NetworkWithoutIpv6,
+    /// The node announces another address of its own than a short time ago.
+    NodeAddressChanged,
+    /// The node announces another address of its own than its kubelet reports, or than Tortie would write.
+    NodeAddressDiffers,
     /// An object of the datastore cannot be read completely; its effect is narrower.
     NotUnderstood,
     /// Packets of a pod leave a Windows node with another address than its pool demands.
@@ -218,6 +222,8 @@ impl Reason {
             | KindAbsent
             | NetworkPartNotInForce
             | NetworkWithoutIpv6
+            | NodeAddressChanged
+            | NodeAddressDiffers
             | NotUnderstood
             | OutboundNatDiffers
             | PodAddressFromOutside

@@ -1,6 +1,7 @@
 //! The operator's settings for a node (FelixConfiguration, IPPools).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,8 @@ pub struct Settings {
     pub proven_policy_sets: BTreeSet<(u32, u32)>,
     /// The pools, and whether packets from each to addresses outside all pools get their node's address.
     pub pools: BTreeMap<IpNet, bool>,
+    /// The addresses outside of all pools to which packets keep the pod's address in any case: those of nodes, if an operator says so.
+    pub nat_exceptions: BTreeSet<IpAddr>,
 }
 
 /// A port that stays open.
@@ -94,6 +97,8 @@ impl Settings {
             feature_detect_override: _,
             nftables_filter_deny_action: _,
             iptables_filter_deny_action: _,
+            // It needs the addresses of all nodes.
+            nat_outgoing_exclusions: _,
             bgp_from_pods,
             pod_sources_from_outside,
             established_flows,
@@ -121,6 +126,7 @@ impl Settings {
             windows_policy_sets: windows_policy_sets.unwrap_or_default(),
             proven_policy_sets: proven_policy_sets.clone().unwrap_or_default(),
             pools,
+            nat_exceptions: BTreeSet::new(),
         }
     }
 }

@@ -8,6 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use jiff::Timestamp;
 use tokio::sync::Mutex;
 use tortie_api::ipam::{Block, LOAD_BALANCERS, is_virtual};
+use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Position};
 use tortie_store::{Store, StoreError, Version};
 
@@ -20,6 +21,11 @@ use crate::request::{Assignment, Count, Family, FollowUp, Request};
 use crate::settings::Settings;
 use crate::waiting::Waiting;
 
+pub(crate) type Labels = BTreeMap<String, String>;
+
+/// The operating system of a Windows node, as its label has it.
+pub(crate) const WINDOWS: &str = "windows";
+
 /// The addresses of one node, or of Services of type LoadBalancer.
 pub struct Ipam {
     pub(crate) records: Records,
@@ -28,7 +34,8 @@ pub struct Ipam {
     pub(crate) windows: bool,
     /// How many blocks of each family its network can have.
     pub(crate) most_blocks: u32,
-    pub(crate) node_labels: BTreeMap<String, String>,
+    /// The labels of the node, as they were last read.
+    pub(crate) node_labels: std::sync::Mutex<Labels>,
     v4: Side,
     v6: Side,
     /// The settings of the cluster that releases need, and when they were read.
@@ -46,20 +53,16 @@ pub(crate) struct Side {
 }
 
 impl Ipam {
-    /// For a node with these labels. A Windows node reserves addresses, and has one block unless
-    /// [`Ipam::with_most_blocks`] says otherwise.
-    pub fn new(
-        store: Arc<dyn Store>,
-        node: impl Into<String>,
-        node_labels: BTreeMap<String, String>,
-    ) -> Self {
-        let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
+    /// For a node with these labels. Those of its Node count as they are when pools are chosen; these count while it has no Node. A Windows
+    /// node stays one. It reserves addresses, and has one block unless [`Ipam::with_most_blocks`] says otherwise.
+    pub fn new(store: Arc<dyn Store>, node: impl Into<String>, node_labels: Labels) -> Self {
+        let windows = node_labels.get(Node::OS).is_some_and(|os| os == WINDOWS);
         Self {
             records: Records::new(store),
             node: node.into(),
             windows,
             most_blocks: if windows { 1 } else { u32::MAX },
-            node_labels,
+            node_labels: std::sync::Mutex::new(node_labels),
             v4: Side::default(),
             v6: Side::default(),
             config: std::sync::Mutex::default(),

@@ -6,12 +6,14 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use tortie_api::calico::{EncapsulationMode, IpPool};
+use tortie_api::ipam::is_virtual;
+use tortie_api::kubernetes::Node;
 use tortie_api::support::{WINDOWS_BLOCK_BITS, is_terminating};
-use tortie_api::{Kind, Resource};
+use tortie_api::{Key, Kind, Resource};
 
 use crate::block_cache::POOLS_FRESH;
 use crate::criteria::{Criteria, Pools};
-use crate::driver::Ipam;
+use crate::driver::{Ipam, Labels, WINDOWS};
 use crate::error::IpamError;
 use crate::request::{Family, Request, Use};
 
@@ -24,11 +26,12 @@ impl Ipam {
         if !criteria.chosen.is_empty() {
             return self.chosen_pools(&all, family, criteria);
         }
+        let labels = self.current_labels().await?;
         let (mut pools, mut for_some) = (Vec::new(), Vec::new());
         for (_, pool) in all {
             let cidr = pool.spec.cidr;
             if Family::of(&cidr) != family
-                || !self.is_for_node(&pool)
+                || !self.is_for_node(&pool, &labels)
                 || !self.has_large_blocks(&pool)
                 || !criteria.allow_use_of(&pool)
             {
@@ -162,12 +165,30 @@ impl Ipam {
         Ok(pools)
     }
 
-    fn is_for_node(&self, pool: &IpPool) -> bool {
+    /// The labels that the node has now. Those of zones come from the controllers of a cloud after the Node is there. Without a
+    /// Node, the last ones count.
+    async fn current_labels(&self) -> Result<Labels, IpamError> {
+        let last = || self.node_labels.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_virtual(&self.node) {
+            return Ok(last().clone());
+        }
+        let stored = self.records.store.get(&Key::global(Kind::Node, &self.node)).await?;
+        let Some(stored) = stored else { return Ok(last().clone()) };
+        let mut labels = Node::labels_of(&stored.value);
+        if self.windows {
+            // Blocks are those of a Windows node, whatever the labels say.
+            labels.insert(Node::OS.to_owned(), WINDOWS.to_owned());
+        }
+        last().clone_from(&labels);
+        Ok(labels)
+    }
+
+    fn is_for_node(&self, pool: &IpPool, labels: &Labels) -> bool {
         let spec = &pool.spec;
         let is_unfit = spec.disabled || self.windows && (pool.has_ipip() || needs_ipv6_overlay(pool));
         !is_unfit
             && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
-            && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
+            && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(labels))
     }
 
     /// Whether the pool's blocks have addresses that Windows does not need itself, if this is a Windows node.

@@ -114,10 +114,16 @@ impl Node {
     /// The node's object in the cluster.
     pub(crate) fn object(&self) -> Value {
         let os = self.os.name();
-        let mut annotations =
-            json!({NodeResource::ADDRESS: format!("{}/{}", self.address, underlay::NETWORK.prefix_len())});
+        let mut annotations = json!({});
+        // The record says that agents have announced it, so they follow what a kubelet reports later.
+        let network = format!("{}/{}", self.address, underlay::NETWORK.prefix_len());
+        for name in [NodeResource::ADDRESS, NodeResource::ANNOUNCED] {
+            annotations[name] = json!(network);
+        }
         if let Some(address) = self.address_v6 {
-            annotations[NodeResource::ADDRESS_V6] = json!(format!("{address}/{}", underlay::PREFIX_V6));
+            for name in [NodeResource::ADDRESS_V6, NodeResource::ANNOUNCED_V6] {
+                annotations[name] = json!(format!("{address}/{}", underlay::PREFIX_V6));
+            }
         }
         json!({
             "apiVersion": "v1", "kind": "Node",

@@ -22,7 +22,7 @@ pub use error::Error;
 pub use learned_routes::LearnedRoutes;
 pub use pod_mtu::PodMtu;
 pub use removal::{hand_over_to_calico, remove_all};
-pub use underlay::{interfaces, prefix_length};
+pub use underlay::{AddressWatch, interfaces, prefix_length, watch_addresses};
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

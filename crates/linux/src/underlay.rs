@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_kernel::route::RouteSocket;
+use tortie_kernel::route::{RouteSocket, RouteWatch};
 
 use crate::Result;
 
@@ -30,4 +30,18 @@ pub fn interfaces() -> Result<Vec<(String, Vec<IpNet>)>> {
 pub fn prefix_length(address: IpAddr) -> Result<Option<u8>> {
     let addresses = RouteSocket::open()?.addresses()?;
     Ok(addresses.into_iter().find(|at| at.address == address).map(|at| at.prefix_length))
+}
+
+/// Reports changes of addresses while it lives.
+#[derive(Debug)]
+pub struct AddressWatch {
+    _watch: RouteWatch,
+}
+
+/// Calls `on_change` for each burst of changes of the addresses of the calling thread's network namespace, from a thread of its own.
+///
+/// # Errors
+/// The connection or thread that could not be created.
+pub fn watch_addresses(on_change: impl Fn() + Send + 'static) -> Result<AddressWatch> {
+    Ok(AddressWatch { _watch: RouteWatch::start_on_addresses(on_change)? })
 }

@@ -40,9 +40,6 @@ use network::own_ipv6_block;
 /// The interval of full checks while something has failed.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// How long an adapter may be without the node's address: while a lease is renewed, a link comes back, or a switch is made.
-const ADDRESS_AWAY: Duration = Duration::from_secs(300);
-
 /// Makes a Windows node match its state: the network of its pods, routes to other nodes, and the ACLs of its pods.
 ///
 /// It tracks which parts of the state are not in force yet. It reads HNS before it sends anything, and
@@ -54,8 +51,6 @@ pub struct WindowsDataplane {
     /// The machine's addresses when last read.
     host_addresses: Option<BTreeSet<Ipv4Net>>,
     host_due: bool,
-    /// Since when no adapter has had the node's address.
-    without_own_address: Option<Instant>,
     pod_network: Option<PodNetwork>,
     current_network: CurrentPodNetwork,
     /// Why the requested network does not exist, and when it is retried.
@@ -134,7 +129,6 @@ impl WindowsDataplane {
             host: Host::unknown(),
             host_addresses: None,
             host_due: true,
-            without_own_address: None,
             pod_network: None,
             current_network: CurrentPodNetwork::default(),
             network_refused: None,
@@ -285,8 +279,7 @@ impl WindowsDataplane {
         };
         report.node.extend(self.host.routes().condition());
         report.node.extend(self.open_firewall(state));
-        let of_node = self.networks_of(state, now);
-        let networks = Networks::new(&state.settings, self.services.clone(), of_node);
+        let networks = Networks::new(&state.settings, self.services.clone());
         let provider = self.pod_network.as_ref().map(|network| network.provider_address);
         let networks = Networks { provider, is_bridge: self.is_bridge, ..networks };
         report.node.extend(networks.condition());
@@ -376,20 +369,6 @@ impl WindowsDataplane {
             self.pod_network = None;
             state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at_now(id.clone()));
         }
-    }
-
-    /// The networks of the node's own address; `None` while they are not known.
-    fn networks_of(&mut self, state: &NodeState, now: Instant) -> Option<Vec<Ipv4Net>> {
-        let own = state.node.as_ref().and_then(own_address);
-        let nets = self.host_addresses.as_ref()?.iter().filter(|net| Some(net.addr()) == own);
-        let found: Vec<Ipv4Net> = nets.map(Ipv4Net::trunc).collect();
-        if !found.is_empty() || !self.host.has_adapters() {
-            self.without_own_address = None;
-            return Some(found);
-        }
-        let since = *self.without_own_address.get_or_insert(now);
-        // If it stays away, it is not one of the machine, for instance because a router translates it.
-        (now >= since + ADDRESS_AWAY).then_some(found)
     }
 
     /// The machine's own addresses towards its pods: all of IPv4, and of IPv6 the one that its Node has. Others of IPv6 may be temporary,

@@ -25,8 +25,8 @@ pub(crate) struct Networks {
     pub(crate) services: Vec<Ipv4Net>,
     /// The pools, and whether packets from each to the outside get the node's address (`natOutgoing`).
     pub(crate) pools: Vec<(Ipv4Net, bool)>,
-    /// The networks of the node itself; `None` while they are not known.
-    pub(crate) of_node: Option<Vec<Ipv4Net>>,
+    /// Addresses of nodes to which packets keep the pod's address, if an operator says so.
+    pub(crate) nodes: Vec<Ipv4Net>,
     /// The node's address on the underlay, if the network is known.
     pub(crate) provider: Option<Ipv4Addr>,
     /// Whether the network is of type L2Bridge.
@@ -35,19 +35,19 @@ pub(crate) struct Networks {
 
 impl Networks {
     /// The IPv4 pools of the settings, and the rest.
-    pub(crate) fn new(
-        settings: &Settings,
-        services: Vec<Ipv4Net>,
-        of_node: Option<Vec<Ipv4Net>>,
-    ) -> Networks {
+    pub(crate) fn new(settings: &Settings, services: Vec<Ipv4Net>) -> Networks {
         let ipv4 = |(net, nat): (&IpNet, &bool)| match net {
             IpNet::V4(net) => Some((*net, *nat)),
             IpNet::V6(_) => None,
         };
+        let of_ipv4 = |address: &IpAddr| match address {
+            IpAddr::V4(address) => Some(Ipv4Net::from(*address)),
+            IpAddr::V6(_) => None,
+        };
         Networks {
             services,
             pools: settings.pools.iter().filter_map(ipv4).collect(),
-            of_node,
+            nodes: settings.nat_exceptions.iter().filter_map(of_ipv4).collect(),
             provider: None,
             is_bridge: false,
         }
@@ -58,9 +58,9 @@ impl Networks {
         let mut policies = Vec::new();
         // Without the networks of Services, packets to Services would get the node's address, too.
         let is_translated = self.pools.iter().any(|(pool, nat)| *nat && pool.contains(&address));
-        if let Some(of_node) = self.of_node.as_ref().filter(|_| is_translated && !self.services.is_empty()) {
+        if is_translated && !self.services.is_empty() {
             let pools = self.pools.iter().map(|(pool, _)| pool);
-            let nets = self.services.iter().chain(pools).chain(of_node);
+            let nets = self.services.iter().chain(pools).chain(&self.nodes);
             let exceptions = nets.map(|net| net.trunc().to_string()).collect();
             policies.push(Policy::of(&OutBoundNat { exceptions, ..Default::default() }));
         }
@@ -73,23 +73,19 @@ impl Networks {
         policies
     }
 
-    /// The pools whose `natOutgoing` has no effect, because networks that keep the pod's address are not known.
+    /// The pools whose `natOutgoing` has no effect, because the networks of Services are not known.
     pub(crate) fn condition(&self) -> Option<Condition> {
         let translated = self.pools.iter().filter(|(_, nat)| *nat);
         let pools: Vec<String> = translated.map(|(pool, _)| pool.to_string()).collect();
-        let why = match (&self.services[..], &self.of_node) {
-            ([], _) => {
-                "has no effect on this node: packets to Services must keep the pod's address, and the agent does not know the \
-                 Services' networks; name them with --service-cidr"
-            }
-            (_, None) => {
-                "has no effect on new pods yet: Windows does not tell the node's addresses, or no adapter has the node's address; the \
-                 agent tries again"
-            }
-            (_, Some(_)) => return None,
+        let message = || {
+            format!(
+                "natOutgoing of {} has no effect on this node: packets to Services must keep the pod's address, and the agent does not know \
+                 the Services' networks; name them with --service-cidr",
+                pools.join(", ")
+            )
         };
-        let message = || format!("natOutgoing of {} {why}", pools.join(", "));
-        (!pools.is_empty()).then(|| Condition::new(Reason::OutboundNatDiffers, message()))
+        let is_without = self.services.is_empty() && !pools.is_empty();
+        is_without.then(|| Condition::new(Reason::OutboundNatDiffers, message()))
     }
 }
 
@@ -186,10 +182,6 @@ pub(crate) fn sync(
     *last_rejected = None;
     wanted.extend(provider(found, networks, lists_provider));
     let mut surplus = without(&found.policies, &forwarding_policies(&wanted));
-    if networks.of_node.is_none() {
-        // What an earlier process wrote is probably right.
-        surplus.retain(|policy| !policy.is::<OutBoundNat>());
-    }
     if networks.is_bridge && networks.provider.is_none() {
         // One of them leads to the node, whose address is not known yet.
         surplus.retain(|policy| !policy.is::<SdnRoute>());

@@ -271,6 +271,16 @@ fn the_address_that_a_method_finds_is_announced() {
             panic!("{expected} is not announced");
         };
         announces("192.0.2.10/24").await;
+        let with_another =
+            Address { address: Ipv4Addr::new(192, 0, 2, 50).into(), prefix_length: 32, ..address };
+        // The network service takes all away, and a daemon is faster with the address of its service.
+        routes.change(&Change::DeleteAddress(address)).unwrap();
+        routes.change(&Change::AddAddress(with_another)).unwrap();
+        routes.change(&Change::AddAddress(address)).unwrap();
+        for _ in 0..3 {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+            announces("192.0.2.10/24").await;
+        }
         let new = Address { address: Ipv4Addr::new(192, 0, 2, 20).into(), ..address };
         routes.change(&Change::DeleteAddress(address)).unwrap();
         routes.change(&Change::AddAddress(new)).unwrap();
@@ -281,6 +291,68 @@ fn the_address_that_a_method_finds_is_announced() {
         // Minutes pass at once.
         let runtime = builder.enable_all().start_paused(true).build().unwrap();
         runtime.block_on(announce());
+    };
+    NetNs::create().unwrap().run(run).unwrap();
+}
+
+/// The kubelet of a node has got another `--node-ip`, and then the old address goes. Nothing waits for a look at the interfaces: the clock
+/// does not go on.
+#[cfg(target_os = "linux")]
+#[test]
+fn changes_of_the_kubelet_and_of_interfaces_are_followed_at_once() {
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::route::{Address, Change, NewLink, NewLinkKind, RouteSocket};
+
+    let follow = async || {
+        let mut routes = RouteSocket::open().unwrap();
+        let kind = NewLinkKind::Bridge;
+        routes.create(&NewLink { up: true, ..NewLink::new("eth0", kind) }).unwrap();
+        let link = routes.link("eth0").unwrap().unwrap().index;
+        let address =
+            |last: u8| Address { link, address: Ipv4Addr::new(192, 0, 2, last).into(), prefix_length: 24 };
+        routes.change(&Change::AddAddress(address(11))).unwrap();
+        let store = with_pool().await;
+        let key = Key::global(Kind::Node, "n");
+        let reporting = |address: &str| json!({"addresses": [{"type": "InternalIP", "address": address}]});
+        let value = json!({"metadata": {"name": "n"}, "status": reporting("192.0.2.11")});
+        store.create(&key, value).await.unwrap();
+        let ipam = Arc::new(Ipam::new(store.clone(), "n", BTreeMap::new()));
+        let announced = announced(Tunnels::default(), AddressMethods::default());
+        let (_keep, in_force) = watch::channel(Arc::default());
+        let keeping = tokio::spawn(keep_announced(store.clone(), ipam, "n".to_owned(), announced, in_force));
+        let announces = async |expected: &str| {
+            let begun = Instant::now();
+            loop {
+                let node = store.get(&key).await.unwrap().unwrap().value;
+                if node["metadata"]["annotations"][Node::ADDRESS] == expected {
+                    return;
+                }
+                assert!(begun.elapsed() < LOOK_INTERVAL / 2, "{expected}: {}", node["metadata"]);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let report = async |address: &str| loop {
+            let stored = store.get(&key).await.unwrap().unwrap();
+            let mut value = stored.value;
+            value["status"] = reporting(address);
+            match store.update(&key, value, &stored.version).await {
+                Err(StoreError::Conflict(_)) => {}
+                done => return drop(done.unwrap()),
+            }
+        };
+        announces("192.0.2.11/24").await;
+        // No interface has it yet, so it may be that of a router.
+        report("192.0.2.12").await;
+        routes.change(&Change::AddAddress(address(12))).unwrap();
+        announces("192.0.2.12/24").await;
+        routes.change(&Change::AddAddress(address(13))).unwrap();
+        report("192.0.2.13").await;
+        announces("192.0.2.13/24").await;
+        keeping.abort();
+    };
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(follow());
     };
     NetNs::create().unwrap().run(run).unwrap();
 }

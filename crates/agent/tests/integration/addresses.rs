@@ -299,6 +299,29 @@ async fn a_running_agent_follows_pools_of_the_other_family() {
     until("IPv4 addresses only", || is_given(&BOTH[..1])).await;
 }
 
+/// Labels of zones come from the controllers of a cloud when the agent runs already.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_agent_follows_the_labels_of_its_node() {
+    let bed = Bed::new().await;
+    let spec = |cidr: &str, selector: &str| json!({"cidr": cidr, "blockSize": 26, "vxlanMode": "Always", "nodeSelector": selector});
+    bed.pool("default", spec("10.0.0.0/24", "zone != 'a'")).await;
+    bed.pool("zone-a", spec("10.98.0.0/24", "zone == 'a'")).await;
+    bed.annotated("p", "none", "").await;
+    let is_given = async |expected: &str| {
+        let found = networks(bed.add("c", "p").await).unwrap();
+        bed.call(bed.invocation(Command::Del, "c", "p")).await.unwrap();
+        found == [expected]
+    };
+    assert!(is_given("10.0.0.0/16").await);
+    let key = Key::global(Kind::Node, NODE);
+    let mut node = bed.store.get(&key).await.unwrap().unwrap().value;
+    for (zone, expected) in [("a", "10.98.0.0/16"), ("b", "10.0.0.0/16")] {
+        node["metadata"]["labels"] = json!({"zone": zone});
+        put(&*bed.store, &key, node.clone()).await;
+        until("an address of the pool for the label", || is_given(expected)).await;
+    }
+}
+
 /// A pod that lacks one of its addresses must not run with the other one only.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_an_address_of_a_family_that_has_a_pool_the_add_fails() {

@@ -59,6 +59,8 @@ pub struct FelixConfigurationSpec {
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The older name of the same setting, used if the newer one is absent.
     pub iptables_filter_deny_action: Option<FilterDenyAction>,
+    /// Where packets of pods keep the pod's address although their pool has `natOutgoing`.
+    pub nat_outgoing_exclusions: Option<NatOutgoingExclusions>,
     /// What happens to packets from pods to the nodes' ports of BGP (policy decision 48). This is not a field of Calico; it comes from
     /// the annotation [`FelixConfiguration::BGP_FROM_PODS`].
     #[serde(skip)]
@@ -114,6 +116,18 @@ pub enum FilterDenyAction {
     /// Its sender gets a TCP reset, or an ICMP message "prohibited".
     #[serde(alias = "REJECT")]
     Reject,
+}
+
+/// Where packets of pods keep the pod's address although their pool has `natOutgoing`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NatOutgoingExclusions {
+    /// Inside of all pools.
+    #[default]
+    #[serde(rename = "IPPoolsOnly")]
+    PoolsOnly,
+    /// Also at the addresses of nodes.
+    #[serde(rename = "IPPoolsAndHostIPs")]
+    PoolsAndNodes,
 }
 
 /// What happens to established flows that a changed policy denies.
@@ -302,6 +316,7 @@ impl FelixConfigurationSpec {
             feature_detect_override,
             nftables_filter_deny_action,
             iptables_filter_deny_action,
+            nat_outgoing_exclusions,
             bgp_from_pods,
             pod_sources_from_outside,
             established_flows,
@@ -330,6 +345,7 @@ impl FelixConfigurationSpec {
             feature_detect_override: self.feature_detect_override.or(feature_detect_override),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(iptables_filter_deny_action),
+            nat_outgoing_exclusions: self.nat_outgoing_exclusions.or(nat_outgoing_exclusions),
             bgp_from_pods: self.bgp_from_pods.or(bgp_from_pods),
             pod_sources_from_outside: self.pod_sources_from_outside.or(pod_sources_from_outside),
             established_flows: self.established_flows.or(established_flows),

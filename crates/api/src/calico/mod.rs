@@ -30,7 +30,8 @@ pub use controllers::{
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointPort, WorkloadEndpointSpec};
 pub use felix::{
     BgpFromPods, EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration,
-    FelixConfigurationSpec, FilterDenyAction, PodSourcesFromOutside, PolicyCounters, WindowsPolicySets,
+    FelixConfigurationSpec, FilterDenyAction, NatOutgoingExclusions, PodSourcesFromOutside, PolicyCounters,
+    WindowsPolicySets,
 };
 pub use host::{HostEndpoint, HostEndpointSpec};
 pub use ipam::{IpReservation, IpReservationSpec, IpamConfig, IpamConfigSpec};

@@ -87,6 +87,10 @@ impl Node {
     pub const ADDRESS: &str = "projectcalico.org/IPv4Address";
     /// The annotation with the node's own IPv6 address and prefix length.
     pub const ADDRESS_V6: &str = "projectcalico.org/IPv6Address";
+    /// The annotation with what the agent has written to [`ADDRESS`](Self::ADDRESS) itself, so that it may replace that.
+    pub const ANNOUNCED: &str = "tortie.io/announced-address";
+    /// The annotation with what the agent has written to [`ADDRESS_V6`](Self::ADDRESS_V6) itself.
+    pub const ANNOUNCED_V6: &str = "tortie.io/announced-address-v6";
     /// The annotation with the address of the node's VXLAN device.
     pub const VXLAN_ADDRESS: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
     /// The annotation with the address of the node's IPIP device.

@@ -212,12 +212,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("metadataPort", Takes::INTEGER, Reported(OPENSTACK), &[]),
     field("mtuIfacePattern", Pattern, Reported(MTU), &[]),
     field("natOutgoingAddress", Ipv4, Reported(NAT), &[""]),
-    field(
-        "natOutgoingExclusions",
-        Word(&["IPPoolsOnly", "IPPoolsAndHostIPs"]),
-        Reported(NAT),
-        &["IPPoolsOnly"],
-    ),
+    field("natOutgoingExclusions", Word(&["IPPoolsOnly", "IPPoolsAndHostIPs"]), Implemented, &[]),
     field("natPortRange", Port, Reported(NAT), &[]),
     field("netlinkTimeout", Duration, Reported(ROUTES), &[]),
     field("nftablesFilterAllowAction", AnyCase(&["Accept", "Return"]), Reported(NFTABLES), &["", "Accept"]),

@@ -9,6 +9,7 @@ use tortie_hcn::native::NativeHcn;
 use tortie_windows::{Drain, ReconfigureStep};
 
 use super::DEADLINE;
+use crate::node_name::NodeName;
 use crate::output;
 use crate::store::StoreArguments;
 
@@ -19,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Reconfigure {
     /// The name of this machine's Node
     #[arg(long)]
-    node: String,
+    node: NodeName,
     /// Delete no pods: somebody else drains the node, for example by kubectl drain, which respects PodDisruptionBudgets
     #[arg(long)]
     no_delete: bool,
@@ -47,11 +48,11 @@ impl Reconfigure {
         };
         let store = self.store.open().await?;
         let hcn = Arc::new(NativeHcn::load(DEADLINE)?);
-        let one = Reconfiguring { store, hcn, node: self.node.clone(), drain };
+        let one = Reconfiguring { store, hcn, node: self.node.as_str().to_owned(), drain };
         let mut said = String::new();
         let on_step = |step: Result<&ReconfigureStep, &AgentError>| {
             let text = match step {
-                Ok(step) => describe(&self.node, step),
+                Ok(step) => describe(self.node.as_str(), step),
                 Err(error) => format!("trying again: {error}"),
             };
             // One line for each wait, however long it takes.

@@ -108,7 +108,7 @@ async fn objects_of_the_kubernetes_api_are_copied_as_calico_does() {
             global(Kind::Node, "one"),
             json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one", "labels": {"a": "b"}, "annotations": {
                     COPIED_FROM: "nodes/one", "projectcalico.org/kube-labels": r#"{"a":"b"}"#,
-                    "projectcalico.org/IPv4Address": "192.0.2.1"}},
+                    "projectcalico.org/IPv4Address": "192.0.2.1", "tortie.io/announced-address": "192.0.2.1"}},
                 "spec": {"orchRefs": [{"nodeName": "one", "orchestrator": "k8s"}], "addresses": [
                     {"address": "192.0.2.1", "type": "InternalIP"}, {"address": "2001:db8::1", "type": "ExternalIP"},
                     {"address": "192.0.2.2", "type": "InternalDNS"}]}}),

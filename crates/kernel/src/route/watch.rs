@@ -1,4 +1,4 @@
-//! Detects changes of links and routes.
+//! Detects changes of links and routes, or of addresses.
 
 use std::fmt;
 use std::io;
@@ -11,11 +11,13 @@ use crate::netlink::{Family, Socket};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_ROUTE` and `RTNLGRP_IPV6_ROUTE` (`linux/rtnetlink.h`).
 const GROUPS: [u32; 3] = [1, 7, 11];
+/// `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR`.
+const ADDRESS_GROUPS: [u32; 2] = [5, 9];
 
 /// How soon the thread notices that nobody listens any more.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A thread that reports changes of links and routes while this value lives.
+/// A thread that reports changes of links and routes, or of addresses, while this value lives.
 pub struct RouteWatch {
     _alive: Arc<()>,
 }
@@ -33,8 +35,20 @@ impl RouteWatch {
     /// # Errors
     /// The connection or thread that could not be created.
     pub fn start(on_change: impl Fn() + Send + 'static) -> Result<Self> {
+        Self::subscribed(&GROUPS, on_change)
+    }
+
+    /// As [`start`](Self::start), for changes of addresses of interfaces only.
+    ///
+    /// # Errors
+    /// As for [`start`](Self::start).
+    pub fn start_on_addresses(on_change: impl Fn() + Send + 'static) -> Result<Self> {
+        Self::subscribed(&ADDRESS_GROUPS, on_change)
+    }
+
+    fn subscribed(groups: &[u32], on_change: impl Fn() + Send + 'static) -> Result<Self> {
         let mut socket = Socket::open(Family::Route)?;
-        socket.subscribe(&GROUPS)?;
+        socket.subscribe(groups)?;
         let alive = Arc::new(());
         let weak = Arc::downgrade(&alive);
         let watch = move || watch(&mut socket, &on_change, &weak);
@@ -52,7 +66,7 @@ fn watch(socket: &mut Socket, on_change: &(impl Fn() + Send), alive: &Weak<()>) 
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => on_change(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::error!(%error, "cannot watch links and routes; Tortie notices changes at the next resync");
+                tracing::error!(%error, "cannot watch links, routes or addresses; Tortie notices changes when it looks again");
                 return;
             }
         }
@@ -66,7 +80,7 @@ mod tests {
     use super::*;
     use crate::interface_index;
     use crate::namespace::NetNs;
-    use crate::route::{Change, NewLink, NewLinkKind, Route, RouteSocket};
+    use crate::route::{Address, Change, NewLink, NewLinkKind, Route, RouteSocket};
     use crate::sysctl;
 
     /// A new link, and a new route, are reported; without a change, nothing is.
@@ -100,5 +114,37 @@ mod tests {
             .unwrap();
         is_reported();
         assert!(changes.recv_timeout(2 * TIMEOUT).is_err(), "nothing changes");
+    }
+
+    /// Addresses come and go; a link without any is not reported.
+    #[test]
+    fn changes_of_addresses_are_reported() {
+        let namespace = NetNs::create().unwrap();
+        let (send, changes) = mpsc::channel();
+        let _watch = namespace
+            .run(move || RouteWatch::start_on_addresses(move || send.send(()).unwrap_or_default()))
+            .unwrap()
+            .unwrap();
+        namespace
+            .run(|| {
+                sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+                let mut socket = RouteSocket::open().unwrap();
+                socket.create(&NewLink { up: true, ..NewLink::new("br0", NewLinkKind::Bridge) }).unwrap();
+            })
+            .unwrap();
+        assert!(changes.recv_timeout(2 * TIMEOUT).is_err(), "a link alone");
+        for is_added in [true, false] {
+            namespace
+                .run(|| {
+                    let link = interface_index("br0").unwrap();
+                    let address = Address { link, address: [192, 0, 2, 1].into(), prefix_length: 24 };
+                    let change =
+                        if is_added { Change::AddAddress(address) } else { Change::DeleteAddress(address) };
+                    RouteSocket::open().unwrap().change(&change).unwrap();
+                })
+                .unwrap();
+            changes.recv_timeout(Duration::from_secs(10)).unwrap();
+            while changes.recv_timeout(2 * TIMEOUT).is_ok() {}
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Whether Calico's agent runs on this node.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 /// The port on which Felix reports its health (`FelixConfiguration.healthPort`), on the node's loopback address.
 const HEALTH_PORT: u16 = 9099;
@@ -26,10 +27,18 @@ pub fn running() -> Option<String> {
     {
         return Some(format!("the socket {path} of Calico's BGP daemon is open"));
     }
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    let names = processes.filter_map(|process| fs::read_to_string(process.path().join("comm")).ok());
-    let name = names.map(|name| name.trim().to_owned()).find(|name| PROCESSES.contains(&name.as_str()));
-    name.map(|name| format!("the process {name} runs"))
+    let own = fs::read_link("/proc/thread-self/ns/net").ok();
+    // It is on the host network. A process whose namespace cannot be read may be there.
+    let is_here = |process: &Path| {
+        let its = fs::read_link(process.join("ns/net")).ok();
+        own.as_ref().zip(its).is_none_or(|(own, its)| *own == its)
+    };
+    let sign = |process: PathBuf| {
+        let name = fs::read_to_string(process.join("comm")).ok()?;
+        let is_calicos = PROCESSES.contains(&name.trim()) && is_here(&process);
+        is_calicos.then(|| format!("the process {} runs", name.trim()))
+    };
+    fs::read_dir("/proc").ok()?.flatten().find_map(|process| sign(process.path()))
 }
 
 /// Whether a line of `/proc/net/tcp` is about a socket that listens on this port.
@@ -71,6 +80,27 @@ mod tests {
             // A connection that remains is no sign.
             let _probe = TcpStream::connect(felix.local_addr().unwrap()).unwrap();
             drop((felix, other));
+            assert_eq!(running(), None);
+        });
+    }
+
+    /// Other nodes may run on the same machine, for instance in tests.
+    #[test]
+    fn its_process_is_found_in_the_network_namespace_of_the_node() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("calico-felix");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        in_namespace(|| {
+            let mut felix = std::process::Command::new(&program).arg("60").spawn().unwrap();
+            let here = running();
+            let elsewhere = std::thread::scope(|scope| {
+                let look = || NetNs::create().unwrap().run(running).unwrap();
+                scope.spawn(look).join().unwrap()
+            });
+            felix.kill().unwrap();
+            felix.wait().unwrap();
+            assert!(here.unwrap().contains("calico-felix"));
+            assert_eq!(elsewhere, None);
             assert_eq!(running(), None);
         });
     }

@@ -1,5 +1,6 @@
 //! Source translation: packets from pods to destinations outside all pools get their node's address, if their pool
-//! says so (`natOutgoing`). Packets that the node itself sends by a tunnel get the tunnel's address.
+//! says so (`natOutgoing`), except for those to nodes if an operator excludes these (`natOutgoingExclusions`). Packets that the node itself
+//! sends by a tunnel get the tunnel's address.
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
@@ -13,7 +14,7 @@ use super::packet_test::{PacketEnd, Test, in_set, load_address};
 use super::sets::{Family, ranges, set};
 
 const CHAIN: &str = "nat-outgoing";
-/// For each family: the set of all pools, and the set of pools whose packets are translated.
+/// For each family: the set of all pools and of the nodes that an operator excludes, and the set of pools whose packets are translated.
 const POOLS: [(Family, &str, &str); 2] =
     [(Family::V4, "pools4", "nat-pools4"), (Family::V6, "pools6", "nat-pools6")];
 
@@ -37,7 +38,11 @@ pub(super) fn add(config: &Config, node: &NodeState, table: &mut Table) {
         if !of_family.clone().any(|(_, outgoing)| *outgoing) {
             continue;
         }
-        table.sets.insert(all.to_owned(), nets(family, of_family.clone().map(|(net, _)| *net)));
+        let exceptions = node.settings.nat_exceptions.iter().map(|address| IpNet::from(*address));
+        let exceptions = exceptions.filter(|net| Family::of(net.addr()) == family);
+        table
+            .sets
+            .insert(all.to_owned(), nets(family, of_family.clone().map(|(net, _)| *net).chain(exceptions)));
         let outgoing = of_family.filter(|(_, outgoing)| **outgoing).map(|(net, _)| *net);
         table.sets.insert(nat.to_owned(), nets(family, outgoing));
         rules.push(masquerade(family, all, nat));

@@ -516,8 +516,10 @@ pub(crate) fn felix() -> impl Strategy<Value = Object> {
     let counters = weighted(0.3, select(vec!["Enabled", "Disabled", "Bogus"]));
     let overlay =
         (weighted(0.2, 4096..4098_u32), weighted(0.2, 4789..4791_u32), weighted(0.2, proptest::bool::ANY));
-    (name, action(), (deny(), deny()), (ports(), ports()), flows, counters, overlay).prop_map(
-        |(name, action, (deny, old_deny), (inbound, outbound), flows, counters, (vni, port, ipip))| {
+    let exclusions = weighted(0.3, select(vec!["IPPoolsOnly", "IPPoolsAndHostIPs"]));
+    (name, action(), (deny(), deny()), (ports(), ports()), flows, counters, (overlay, exclusions)).prop_map(
+        |(name, action, (deny, old_deny), (inbound, outbound), flows, counters, (overlay, exclusions))| {
+            let (vni, port, ipip) = overlay;
             let spec = fields(vec![
                 ("defaultEndpointToHostAction", action),
                 ("nftablesFilterDenyAction", deny),
@@ -527,6 +529,7 @@ pub(crate) fn felix() -> impl Strategy<Value = Object> {
                 ("vxlanVNI", vni.map(Value::from)),
                 ("vxlanPort", port.map(Value::from)),
                 ("ipipEnabled", ipip.map(Value::from)),
+                ("natOutgoingExclusions", exclusions.map(Value::from)),
             ]);
             let mut value = json!({"metadata": {"name": name}, "spec": spec});
             if let Some(flows) = flows {

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::{
-    EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, TierDefault, WorkloadEndpointPort,
-    WorkloadEndpointSpec,
+    EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, NatOutgoingExclusions, TierDefault,
+    WorkloadEndpointPort, WorkloadEndpointSpec,
 };
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
@@ -129,12 +129,27 @@ fn felix_of_node(objects: &Objects, node: &str) -> FelixConfigurationSpec {
     felix(&format!("node.{node}")).or(&felix("default"))
 }
 
+/// The addresses that nodes announce.
+fn node_addresses(objects: &Objects) -> BTreeSet<IpAddr> {
+    let mut addresses = BTreeSet::new();
+    for (key, value) in objects {
+        if let Ok(Resource::Node(node)) = Resource::read(key, value) {
+            addresses.extend(node.address().map(IpAddr::V4));
+            addresses.extend(node.address_v6().map(IpAddr::V6));
+        }
+    }
+    addresses
+}
+
 fn settings(objects: &Objects) -> Settings {
     let pools = objects.iter().filter_map(|(key, value)| match Resource::read(key, value) {
         Ok(Resource::IpPool(pool)) => Some((pool.spec.cidr, pool.spec.nat_outgoing)),
         _ => None,
     });
     let mut settings = Settings::new(&felix_of(objects), pools.collect());
+    if felix_of(objects).nat_outgoing_exclusions == Some(NatOutgoingExclusions::PoolsAndNodes) {
+        settings.nat_exceptions = node_addresses(objects);
+    }
     // Every node may listen on a port of its own.
     for name in ["default", "node.n0", "node.n1", "node.n2"] {
         let key = Key::global(Kind::FelixConfiguration, name);

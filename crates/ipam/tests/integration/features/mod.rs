@@ -4,6 +4,7 @@ mod borrowing;
 mod check;
 mod families;
 mod fixed;
+mod labels;
 mod load_balancers;
 mod releases;
 mod settings;

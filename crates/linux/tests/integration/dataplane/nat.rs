@@ -48,6 +48,25 @@ fn packets_that_leave_the_pools_have_the_nodes_address() {
         assert_eq!(seen(pod.connect(other.address, 80), &neighbour), own, "another pod");
     }
 
+    // An operator excludes the addresses of nodes, and only those.
+    for (exceptions, expected) in [
+        (vec![OUTSIDE.into()], own),
+        (vec![POOLED.into()], Some(node_address(1).into())),
+        (vec![], Some(node_address(1).into())),
+    ] {
+        let report = node.change(|state| {
+            let settings = Arc::make_mut(&mut state.settings);
+            (settings.pools, settings.nat_exceptions) = (pools(true), exceptions.iter().copied().collect());
+        });
+        assert_eq!(report, Report::default());
+        assert_eq!(
+            seen(pod.connect(OUTSIDE, 80), &server),
+            expected,
+            "natOutgoingExclusions: {exceptions:?}"
+        );
+        assert_eq!(seen(pod.connect(POOLED, 80), &server), own, "another pool");
+    }
+
     // A pod outside all pools is still a pod of this node; the node's own packets keep their address.
     let tunnel = Ipv4Addr::new(10, 65, 1, 1);
     let none: BTreeMap<_, _> =

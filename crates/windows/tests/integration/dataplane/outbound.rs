@@ -69,6 +69,25 @@ fn a_new_endpoint_has_the_policies_of_win_overlay_and_calico() {
     }
 }
 
+/// An operator excludes the addresses of nodes (`natOutgoingExclusions`). Those of IPv6 mean nothing to this policy.
+#[test]
+fn packets_to_excluded_nodes_keep_the_address_of_the_pod() {
+    let mut node = node(&[("10.244.0.0/16", true)]);
+    node.connect();
+    node.apply(&[endpoint(open_program())]);
+    let known = [("10.244.0.0/16".parse().unwrap(), true)].into();
+    let usual = Settings::new(&FelixConfigurationSpec::default(), known);
+    let nodes = ["192.0.2.9", "172.16.0.3", "2001:db8::9"].map(|address| address.parse().unwrap());
+    for (nat_exceptions, expected) in [
+        (nodes.into(), nat(&["10.96.0.0/12", "10.244.0.0/16", "172.16.0.3/32", "192.0.2.9/32"])),
+        ([].into(), nat(&["10.96.0.0/12", "10.244.0.0/16"])),
+    ] {
+        let settings = Settings { nat_exceptions, ..usual.clone() };
+        assert_eq!(node.apply(&[Delta::Settings(Arc::new(settings))]), Report::default());
+        assert!(policies(&node).as_array().unwrap().contains(&expected), "{}", policies(&node));
+    }
+}
+
 /// Packets to Services would get the node's address, and nothing else would keep them in the switch.
 #[test]
 fn without_the_networks_of_services_nothing_is_translated_and_the_node_says_so() {
