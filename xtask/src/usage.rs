@@ -15,12 +15,10 @@ cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, 
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
 cargo xtask e2e build       builds the programs of nodes and Kubernetes' suite (tests/e2e)
 cargo xtask e2e up [--dual-stack|--without-tortie]
-                            starts a cluster with two nodes that run pods, of IPv4 or both families, and installs Tortie;
-                            needs root, as do all that follow
+                            starts a cluster with two nodes that run pods, and installs Tortie; needs root, as do all that follow
 cargo xtask e2e down        removes it
 cargo xtask e2e all         all that follows, except for windows and flannel, on clusters of its own, and a summary; about 80 minutes
-cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there, without specs that are not applicable; ARGS go to the suite
-                            (-ginkgo.focus=Netpol)
+cargo xtask e2e run [ARGS]  runs Kubernetes' network suite there, without inapplicable specs; ARGS go to it (-ginkgo.focus=Netpol)
 cargo xtask e2e policy [ARGS]
                             runs the conformance suite of ClusterNetworkPolicy there (-test.run, -test.skip)
 cargo xtask e2e connectivity  runs `tortie connectivity test` there, as it should be and with a policy that denies
@@ -34,8 +32,7 @@ cargo xtask e2e lifecycle   on a cluster of its own: installs, tests with five s
 cargo xtask e2e upgrade [COMMIT]  on a cluster of its own: installs an earlier commit, and upgrades it under traffic
 cargo xtask e2e kubectl ARGS, cargo xtask e2e tortie ARGS, cargo xtask e2e exec NODE COMMAND
                             runs kubectl or tortie there, or a command on a node
-cargo xtask e2e restart NODE PROGRAM
-                            kills containerd, kubelet or kube-proxy of a node, and starts it again
+cargo xtask e2e restart NODE PROGRAM  kills containerd, kubelet or kube-proxy of a node, and starts it again
 cargo xtask image [--arch amd64|arm64] [--name NAME] [--output FILE]
                             builds the container image, an OCI archive (target/image/tortie.tar)
 cargo xtask arm64           builds the programs of the image for arm64, and runs them under QEMU

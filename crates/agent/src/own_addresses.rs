@@ -141,7 +141,7 @@ impl MissingAddresses {
         let missing = self.since.iter().map(|(version, (missing, _))| missing.condition(*version));
         let unfound = self.unfound.iter().map(|(version, problem)| {
             let message = format!("{problem}. What the node has announced for {version} stays");
-            Condition::new(Reason::RouteRefused, message)
+            Condition::new(Reason::NetworkPartNotInForce, message)
         });
         let differing = self.differing.values();
         let differing = differing.map(|text| Condition::new(Reason::NodeAddressDiffers, text.clone()));

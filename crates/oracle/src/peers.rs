@@ -351,7 +351,7 @@ pub(super) fn at_pod<'a>(
 /// The address of the sender's node, if a pool with natOutgoing makes it the packet's source.
 fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
     let End::Pod(pod, _) = from else { return None };
-    world.translated(&pod.node, source).filter(|_| !world.is_pooled(destination))
+    world.translated(&pod.node, source).filter(|_| !world.is_excluded(&pod.node, destination))
 }
 
 impl<'a> End<'a> {

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use tortie_api::calico::{
     BgpConfigurationSpec, EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, HostEndpoint,
-    NetworkSet, WorkloadEndpoint,
+    NatOutgoingExclusions, NetworkSet, WorkloadEndpoint,
 };
 use tortie_api::kubernetes::{EndpointSlice, Node, Pod};
 use tortie_api::net::{IpVersion, Protocol};
@@ -419,6 +419,15 @@ impl World {
         let leaves = self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address));
         let own = self.nodes.get(node).filter(|_| leaves)?.own.iter().copied();
         own.into_iter().find(|own| own.is_ipv4() == address.is_ipv4())
+    }
+
+    /// Returns whether packets to this address keep their source where natOutgoing applies: to pools, and to the addresses of nodes if the
+    /// FelixConfiguration of the sender's node says so.
+    pub(super) fn is_excluded(&self, node: &str, address: IpAddr) -> bool {
+        let with_nodes =
+            self.felix(node).nat_outgoing_exclusions == Some(NatOutgoingExclusions::PoolsAndNodes);
+        let is_of_node = || self.nodes.values().any(|node| node.own.contains(&address));
+        self.is_pooled(address) || (with_nodes && is_of_node())
     }
 
     /// Whether the address is in any pool.

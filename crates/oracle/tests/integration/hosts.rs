@@ -358,6 +358,19 @@ fn cases() -> Vec<Case> {
             denied: &["web/c > node/n2 udp/1", "web/a > node/n2 tcp/1", "node/n1 > web/b tcp/1"],
         },
         Case {
+            what: "with natOutgoingExclusions, a packet to a node keeps its source (5)",
+            objects: host("h", "interfaceName: eth0")
+                + &felix("{natOutgoingExclusions: IPPoolsAndHostIPs}")
+                + "---\napiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: nat}\nspec: {cidr: 10.9.0.0/16, natOutgoing: true}\n"
+                + "---\napiVersion: v1\nkind: Pod\nmetadata: {name: c, namespace: web}\nspec: {nodeName: n1, containers: [{name: c}]}\nstatus: {podIP: 10.9.0.1}\n"
+                + &policy(
+                    "local",
+                    "{selector: on == 'n2', ingress: [{action: Allow, protocol: UDP, source: {nets: [10.9.0.1/32]}}]}",
+                ),
+            allowed: &["web/c > node/n2 udp/1"],
+            denied: &["web/c > node/n2 tcp/1"],
+        },
+        Case {
             what: "beside a choice of namespaces, all() means all that have one, and a host endpoint has none (13)",
             objects: host("h", "interfaceName: eth0, profiles: [projectcalico-default-allow]")
                 + &policy(
