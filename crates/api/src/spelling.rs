@@ -75,12 +75,12 @@ fn canonical(words: &[&str], text: &str) -> Option<String> {
 }
 
 /// A word of an enum, in any case. Any other text reaches the type as it is, so that its error names it.
-struct AnyCase<T> {
+struct WordVisitor<T> {
     words: &'static [&'static str],
     of: PhantomData<T>,
 }
 
-impl<T> AnyCase<T> {
+impl<T> WordVisitor<T> {
     /// Reads as the derived implementation does, so that the kinds of fields stay known.
     fn read<'de, D: Deserializer<'de>>(
         deserializer: D,
@@ -94,7 +94,7 @@ impl<T> AnyCase<T> {
     }
 }
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for AnyCase<T> {
+impl<'de, T: Deserialize<'de>> Visitor<'de> for WordVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,17 +110,17 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for AnyCase<T> {
 
 /// Reads an action in any case.
 pub(crate) fn action<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Action, D::Error> {
-    AnyCase::read(deserializer, "Action", ACTIONS)
+    WordVisitor::read(deserializer, "Action", ACTIONS)
 }
 
 fn direction<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyType, D::Error> {
-    AnyCase::read(deserializer, "PolicyType", TYPES)
+    WordVisitor::read(deserializer, "PolicyType", TYPES)
 }
 
 /// Reads a list of directions in any case.
 pub(crate) fn types<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PolicyType>, D::Error> {
     #[derive(Deserialize)]
     #[serde(transparent)]
-    struct Direction(#[serde(deserialize_with = "direction")] PolicyType);
-    Ok(list::<D, Direction>(deserializer)?.into_iter().map(|Direction(direction)| direction).collect())
+    struct AnyDirection(#[serde(deserialize_with = "direction")] PolicyType);
+    Ok(list::<D, AnyDirection>(deserializer)?.into_iter().map(|AnyDirection(direction)| direction).collect())
 }
