@@ -14,7 +14,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Command, Failure};
-use tortie_dataplane::{Dataplane, Delta, EndpointId, NodeState, Report, Severity, ShowError, Shown};
+use tortie_dataplane::{Dataplane, Delta, EndpointId, NodeState, Reason, Report, Severity, ShowError, Shown};
 
 use crate::plane::InForce;
 
@@ -88,7 +88,7 @@ impl Metrics {
         own.register("pods", "Pods of the node that the dataplane knows", pods.clone());
         let help = "1 if everything that the agent has read is in force on the node, otherwise 0";
         own.register("in_force", help, in_force.clone());
-        let help = "1 if nothing is known that keeps pods of the node and those of others from each other, otherwise 0";
+        let help = "1 if the agent has read the cluster and knows nothing that keeps pods of the node and those of others from each other, otherwise 0";
         own.register("connected", help, connected.clone());
         let help = "Conditions of the node and its pods, as in its NodeReport";
         own.register("conditions", help, conditions.clone());
@@ -137,7 +137,7 @@ impl Metrics {
         let is_in_force =
             !now.positions.is_empty() && now.report.conditions().all(|one| !one.reason.is_failure());
         self.in_force.set(i64::from(is_in_force));
-        let is_cut_off = reasons.iter().any(|reason| Severity::of(reason) == Severity::Unreachable);
+        let is_cut_off = reasons.iter().any(|reason| Reason::named_disconnects(reason));
         // Nothing is known before the agent has read the cluster.
         self.connected.set(i64::from(!now.given.is_empty() && !is_cut_off));
         let mut counts: BTreeMap<String, i64> = BTreeMap::new();
@@ -269,7 +269,7 @@ mod tests {
             (Some("CalicoLeftover"), true, "information"),
             (Some("PolicyNotInForce"), true, "failure"),
             (Some("FieldNotSupported"), true, "without_effect"),
-            (Some("BgpSessionDown"), false, "unreachable"),
+            (Some("BlockUnreachable"), false, "unreachable"),
             (Some("ForeignVxlanLink"), false, "unreachable"),
             (Some("BlockUnreachable"), false, "unreachable"),
         ] {

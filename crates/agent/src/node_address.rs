@@ -90,7 +90,9 @@ impl Machine {
 
     /// The addresses by which other machines may reach this one, with their interfaces; none if the machine is not known.
     pub(crate) fn global_addresses(&self) -> BTreeSet<(String, IpNet)> {
+        // Those of Services (IPVS) and of bridges of containers change often, and are no addresses of nodes.
         let interfaces = self.interfaces().unwrap_or_default().into_iter();
+        let interfaces = interfaces.filter(|interface| !self.is_virtual(&interface.name));
         let of = |interface: Interface| {
             let addresses = interface.addresses.into_iter().filter(|net| is_global(net.addr()));
             addresses.map(move |net| (interface.name.clone(), net))
@@ -257,7 +259,7 @@ impl AddressMethod {
         let all = |accepted: &dyn Fn(&str, &IpNet) -> bool| -> Vec<IpNet> {
             let of = |interface: &Interface| -> Vec<IpNet> {
                 let addresses = interface.addresses.iter().filter(usable);
-                addresses.filter(|net| accepted(&interface.name, net)).copied().collect()
+                lasting(addresses.filter(|net| accepted(&interface.name, net)).copied().collect())
             };
             interfaces.iter().rev().flat_map(of).collect()
         };
@@ -271,7 +273,8 @@ impl AddressMethod {
                     interface.addresses.iter().filter(usable).copied().collect()
                 };
                 let mut of_interfaces = interfaces.iter().map(addresses);
-                let mut found = of_interfaces.find(|its| its.iter().any(is_local)).unwrap_or_default();
+                let found = of_interfaces.find(|its| its.iter().any(is_local));
+                let mut found = lasting(found.unwrap_or_default());
                 found.sort_by_key(|net| !is_local(net));
                 found
             }
@@ -302,10 +305,19 @@ impl AddressMethod {
     }
 }
 
-/// The address to announce of those that fit, in the order of the method. What the other nodes know stays. An address of the full length may
-/// move to another machine with its service (keepalived, kube-vip), so each one with a network precedes it, whoever has announced it.
+/// The addresses of an interface that stay with the machine: one of the full length beside one with a network may move to another machine with
+/// its service (keepalived, kube-vip). Alone, it is the machine's own, as in some clouds.
+fn lasting(mut addresses: Vec<IpNet>) -> Vec<IpNet> {
+    if addresses.iter().any(has_network) {
+        addresses.retain(has_network);
+    }
+    addresses
+}
+
+/// The address to announce of those that fit, in the order of the method. The one that the other nodes know stays. Otherwise, one with a
+/// network precedes one of the full length.
 fn preferred(fitting: &[IpNet], announced: Option<IpAddr>) -> Option<IpNet> {
-    let order = |net: &&IpNet| (!has_network(net), Some(net.addr()) != announced);
+    let order = |net: &&IpNet| (Some(net.addr()) != announced, !has_network(net));
     fitting.iter().min_by_key(order).copied()
 }
 

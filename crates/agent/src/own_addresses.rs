@@ -86,6 +86,8 @@ pub(crate) struct MissingAddresses {
     unfound: BTreeMap<IpVersion, String>,
     /// The families in which something else than the announced address may be meant.
     differing: BTreeMap<IpVersion, String>,
+    /// The families whose address Calico's node agent writes, which may end without a change of the Node.
+    beside_calico: BTreeSet<IpVersion>,
     /// The addresses that have changed a short time ago, with what the node reports of that.
     changed: BTreeMap<IpVersion, (String, Instant)>,
 }
@@ -133,7 +135,7 @@ impl MissingAddresses {
     /// Returns true if the interfaces should be looked at at each tick, also to end what is reported for some time only. An address that has
     /// been given up may return too, and is looked at with the next change of the Node, which kubelets report every few minutes.
     pub(crate) fn need_looks(&self) -> bool {
-        self.since.len() > self.given_up().len() || !self.changed.is_empty()
+        self.since.len() > self.given_up().len() || !self.changed.is_empty() || !self.beside_calico.is_empty()
     }
 
     /// The conditions of the node.
@@ -169,7 +171,11 @@ impl Missing {
                 )
             }
             Some(instead) => format!("if it stays away, {instead} replaces it after {patience}"),
-            None => format!("the kubelet reports no {version} address, so the annotation stays"),
+            None => {
+                format!(
+                    "the kubelet reports no {version} address that an interface has, so the annotation stays"
+                )
+            }
         };
         let message = format!(
             "no interface has the node's address {address} (annotation {name}), so packets from other nodes may not arrive; {next}. Give an \
@@ -239,12 +245,12 @@ fn address_in(text: &str) -> Option<IpAddr> {
 fn of_method(known: &Known<'_>, found: IpNet, version: IpVersion, finder: &AddressFinder) -> Decision {
     let announced = known.text.and_then(|text| text.parse::<IpNet>().ok());
     let late = announced.filter(|net| {
-        has_network(net)
-            && !(has_network(&found) && net.contains(&found.addr()))
-            && finder.lacks(net.addr()) == Some(true)
+        let is_near = has_network(net) && has_network(&found) && net.contains(&found.addr());
+        !is_near && finder.lacks(net.addr()) == Some(true)
     });
     let Some(net) = late else { return Decision::Write(found.to_string()) };
-    let patience = if has_network(&found) { SHORT_PATIENCE } else { PATIENCE };
+    let have_networks = has_network(&net) && has_network(&found);
+    let patience = if have_networks { SHORT_PATIENCE } else { PATIENCE };
     let instead = Some(found.to_string());
     Decision::Missing(Missing { address: net.addr(), name: own(version), instead, patience })
 }
@@ -252,6 +258,7 @@ fn of_method(known: &Known<'_>, found: IpNet, version: IpVersion, finder: &Addre
 impl OwnAddresses {
     fn take(&mut self, version: IpVersion, decision: Decision, known: &mut MissingAddresses, now: Instant) {
         known.differing.remove(&version);
+        known.beside_calico.remove(&version);
         let missing = match decision {
             Decision::Missing(missing) => missing,
             Decision::Unknown => {
@@ -304,7 +311,8 @@ impl OwnAddresses {
             }
             return;
         };
-        if let Some(sign) = finder.machine.sign_of_calico() {
+        // The first address is needed by everything, whoever writes it.
+        if let Some(sign) = finder.machine.sign_of_calico().filter(|_| known.text.is_some()) {
             self.annotations.remove(own(version));
             self.annotations.remove(record(version));
             let text = format!(
@@ -313,6 +321,7 @@ impl OwnAddresses {
                 own(version)
             );
             missing.differing.insert(version, text);
+            missing.beside_calico.insert(version);
             return;
         }
         let Some(old) = known.text.filter(|old| address_in(old) != address_in(&new)) else { return };
@@ -326,7 +335,7 @@ impl OwnAddresses {
             _ => "",
         };
         let text = format!(
-            "the node announces {new} instead of {old} (annotation {}): {found}{gone}. Packets of other nodes may be lost for some seconds",
+            "the node is to announce {new} instead of {old} (annotation {}): {found}{gone}. Packets of other nodes may be lost for some seconds",
             own(version)
         );
         missing.note_change(version, text, now);
@@ -365,8 +374,13 @@ fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel
     // A router in front of the node may have the first one.
     let other = reported.iter().find(|other| finder.prefix_length(**other).is_some());
     let other = other.filter(|_| !reported.contains(&address)).map(|other| with_length(*other));
+    // The kubelet may report the address of a service that moves between machines, too.
+    let has_moved = |other: &str| {
+        let of = |text: &str| text.parse::<IpNet>().is_ok_and(|net| has_network(&net));
+        of(other) || !of(text) || finder.lacks(address) == Some(true)
+    };
     if known.is_own()
-        && let Some(other) = &other
+        && let Some(other) = other.as_ref().filter(|other| has_moved(other))
     {
         return Decision::Write(other.clone());
     }
@@ -382,7 +396,7 @@ fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel
         Some(true) => {}
         Some(false) => {
             let is_of_family = IpVersion::of(&address) == version;
-            return other.filter(|_| is_of_family).map_or(Decision::Keep, differs);
+            return other.filter(|_| is_of_family && !known.is_own()).map_or(Decision::Keep, differs);
         }
         None => return Decision::Unknown,
     }
@@ -394,6 +408,8 @@ fn decide(node: &Value, version: IpVersion, finder: &AddressFinder, with_flannel
             Decision::Write(instead)
         }
         Some(instead) => missing(Some(instead)),
+        // The agent has written it while an interface had it.
+        None if !reported.is_empty() && known.is_own() => missing(None),
         // Interfaces have neither address, as behind a router that translates them.
         None if !reported.is_empty() => Decision::Keep,
         None if IpVersion::ALL.into_iter().any(|version| !internal_addresses(node, version).is_empty()) => {

@@ -12,8 +12,8 @@ use tortie_dataplane::Reason;
 
 use crate::unsupported::Unsupported;
 
-/// How long a node that joins may lack what others need of it: its agent announces one thing after the other.
-const GRACE: Duration = Duration::from_secs(30);
+/// The time for which a node that joins may lack what others need of it: its agent starts, and announces one thing after the other.
+const GRACE: Duration = Duration::from_secs(60);
 /// The maximum number of nodes with conditions of their own. If a setting is wrong, all nodes of the cluster are out of reach.
 const MOST_NODES: usize = 10;
 /// The maximum number of networks in a message.
@@ -40,7 +40,10 @@ impl Unreachable {
                 let cause = ((*node).to_owned(), (*no_route).clone());
                 let since = former.get(&cause).copied().unwrap_or(now);
                 self.since.insert(cause, since);
-                if !no_route.is_usual_at_first() || now.saturating_duration_since(since) >= GRACE {
+                // A node without IPv6 in a cluster of both families serves IPv4.
+                let is_meant = matches!(no_route, NoRoute::NoOwnAddress(IpVersion::V6));
+                let is_early = no_route.is_usual_at_first() && now.saturating_duration_since(since) < GRACE;
+                if !is_meant && !is_early {
                     let reported = self.reported.entry((*node).to_owned()).or_default();
                     reported.push(((*no_route).clone(), nets.clone()));
                 }
@@ -191,6 +194,11 @@ mod tests {
                 assert!(told[0].contains(part), "{cause:?}: {part} is not in {}", told[0]);
             }
         }
+        // A node without IPv6 in a cluster of both families is no fault.
+        let found = [("b", NoRoute::NoOwnAddress(IpVersion::V6), 2)];
+        let (mut known, start) = (Unreachable::default(), Instant::now());
+        told(&mut known, &found, start);
+        assert_eq!(told(&mut known, &found, start + GRACE), Vec::<String>::new());
         let many = told(&mut Unreachable::default(), &[("b", NoRoute::NotInNetwork, 7)], Instant::now());
         assert!(many[0].contains("10.0.4.0/26, 2 more)"), "{many:?}");
     }
@@ -204,15 +212,15 @@ mod tests {
         let far = || ("far", NoRoute::NotInNetwork, 1);
         for (second, found, expected) in [
             (0, vec![joins(), far()], vec!["far"]),
-            (29, vec![joins()], vec![]),
-            (30, vec![joins(), far()], vec!["far", "new"]),
-            (31, vec![], vec![]),
+            (59, vec![joins()], vec![]),
+            (60, vec![joins(), far()], vec!["far", "new"]),
+            (61, vec![], vec![]),
             // It begins anew.
-            (32, vec![joins()], vec![]),
-            (61, vec![joins()], vec![]),
-            (62, vec![joins()], vec!["new"]),
+            (62, vec![joins()], vec![]),
+            (121, vec![joins()], vec![]),
+            (122, vec![joins()], vec!["new"]),
             // Another cause, which may be a step forward.
-            (63, vec![("new", NoRoute::NoAddress(IpVersion::V4), 1)], vec![]),
+            (123, vec![("new", NoRoute::NoAddress(IpVersion::V4), 1)], vec![]),
         ] {
             let told = told(&mut known, &found, at(second));
             let nodes: Vec<&str> =

@@ -256,7 +256,7 @@ impl Watched {
         });
         pools.map(|(by, pool)| Unsupported {
             object: Key::global(Kind::IpPool, &pool.name),
-            reason: Reason::RouteRefused,
+            reason: Reason::NetworkPartNotInForce,
             message: format!(
                 "spec.ipipMode: FelixConfiguration {by} has ipipEnabled false, so this node has no IPIP, and packets of this pool that need it have no \
                  way to or from other nodes; remove that setting, or use another mode (tortie pool migrate moves the pods of a pool in use)"
@@ -444,7 +444,7 @@ mod tests {
         let pool = Key::global(Kind::IpPool, "p");
         watched.update(&pool, Some(&json!({"spec": {"cidr": "10.0.0.0/16", "ipipMode": "Always"}})));
         let all = watched.all();
-        assert_eq!(reasons(&watched), [("IPPool p".to_owned(), Reason::RouteRefused)]);
+        assert_eq!(reasons(&watched), [("IPPool p".to_owned(), Reason::NetworkPartNotInForce)]);
         assert!(all[0].message.contains("FelixConfiguration default has ipipEnabled false"), "{all:?}");
         for (name, value, count) in [
             ("node.other", Some(enabled(true)), 1),

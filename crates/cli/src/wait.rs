@@ -227,10 +227,10 @@ mod tests {
         let well = ("a".to_owned(), report(&["CalicoLeftover", "FieldNotSupported", "PolicyNotInForce"]));
         assert_eq!(out_of_reach(&[well.clone()].into()), None);
         let cut_off =
-            ("b".to_owned(), report(&["RouteTaken", "CalicoLeftover", "RouteTaken", "BgpSessionDown"]));
+            ("b".to_owned(), report(&["RouteTaken", "CalicoLeftover", "RouteTaken", "BlockUnreachable"]));
         let third = ("c".to_owned(), report(&["ForeignVxlanLink"]));
         let line = out_of_reach(&[well, cut_off, third].into()).unwrap();
-        assert!(line.ends_with(": b (BgpSessionDown, RouteTaken), c (ForeignVxlanLink)"), "{line}");
+        assert!(line.ends_with(": b (BlockUnreachable, RouteTaken), c (ForeignVxlanLink)"), "{line}");
     }
 
     /// Nobody can hide the conditions of other namespaces behind those of his own.

@@ -55,9 +55,9 @@ pub enum Reason {
     AddressNotServed,
     /// The address for probes and metrics is in use.
     AddressTaken,
-    /// A route of BGP is not in the kernel. It may lead to pods, and nobody else has it.
+    /// A route of BGP is not in the kernel. If pods have no route then, [`Reason::BlockUnreachable`] says so.
     BgpRouteNotInForce,
-    /// There is no session with a BGP peer. Other nodes may learn this node's blocks by it only, which this node cannot see.
+    /// There is no session with a BGP peer. Others may give the same routes; if none does, [`Reason::BlockUnreachable`] says so.
     BgpSessionDown,
     /// A part of the BGP configuration has no effect.
     BgpSettingNotInForce,
@@ -203,6 +203,8 @@ impl Reason {
         match self {
             AddressNotServed
             | AddressTaken
+            | BgpRouteNotInForce
+            | BgpSessionDown
             | BlocksTooSmall
             | CalicoLeftover
             | CalicoVersionUnknown
@@ -241,9 +243,7 @@ impl Reason {
             BgpSettingNotInForce | FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => {
                 Severity::WithoutEffect
             }
-            BgpRouteNotInForce
-            | BgpSessionDown
-            | BlockUnreachable
+            BlockUnreachable
             | FirewallNotOpen
             | ForeignVxlanLink
             | HostRouteMissing
@@ -259,6 +259,22 @@ impl Reason {
             | InterfaceUnproven | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
             | PolicyNotInForce => Severity::Failure,
         }
+    }
+
+    /// Returns whether pods of the node and those of others may not reach each other: they are out of reach, or the node has no network.
+    #[must_use]
+    pub fn disconnects(self) -> bool {
+        use Reason::*;
+        let is_without_network =
+            matches!(self, HnsUnavailable | NetworkMissing | NetworkNotInForce | NetworkNotReady);
+        is_without_network || self.severity() == Severity::Unreachable
+    }
+
+    /// Returns whether the reason of this name, which a report or a metric has, [disconnects](Self::disconnects).
+    #[must_use]
+    pub fn named_disconnects(name: &str) -> bool {
+        let known: Result<Self, Error> = Self::deserialize(name.into_deserializer());
+        known.is_ok_and(Self::disconnects)
     }
 
     /// Whether the object is not in force.
@@ -288,8 +304,8 @@ mod tests {
             ("RouteRefused", Severity::Unreachable),
             ("RouteTaken", Severity::Unreachable),
             ("SubnetLost", Severity::Unreachable),
-            ("BgpSessionDown", Severity::Unreachable),
-            ("BgpRouteNotInForce", Severity::Unreachable),
+            ("BgpSessionDown", Severity::Information),
+            ("BgpRouteNotInForce", Severity::Information),
             ("VxlanPortNotSupported", Severity::Unreachable),
             ("BlockUnreachable", Severity::Unreachable),
             ("NetworkNotInForce", Severity::Failure),
@@ -300,6 +316,17 @@ mod tests {
             assert_eq!(Severity::of(name), severity, "{name}");
         }
         assert_eq!(Severity::of(&Reason::RouteTaken.to_string()), Severity::Unreachable);
+        for (name, disconnects) in [
+            ("RouteTaken", true),
+            ("NetworkMissing", true),
+            ("NetworkNotInForce", true),
+            ("HnsUnavailable", true),
+            ("PolicyNotInForce", false),
+            ("BgpSessionDown", false),
+            ("SomethingNew", false),
+        ] {
+            assert_eq!(Reason::named_disconnects(name), disconnects, "{name}");
+        }
     }
 
     #[test]

@@ -20,7 +20,6 @@ pub(crate) fn deployment(template: &Template) -> Value {
         "securityContext": {
             "runAsNonRoot": true, "runAsUser": 65_534, "allowPrivilegeEscalation": false,
             "readOnlyRootFilesystem": true, "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
         },
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
     });

@@ -221,11 +221,11 @@ fn folder(name: &str, path: &str) -> Value {
     json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}})
 }
 
-/// Root with these capabilities, and the system calls that the runtime's profile permits with them.
+/// Root with these capabilities only.
 fn unprivileged(capabilities: &[&str]) -> Value {
     let mut context = json!({
         "runAsUser": 0, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
-        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+        "capabilities": {"drop": ["ALL"]},
     });
     if !capabilities.is_empty() {
         context["capabilities"]["add"] = json!(capabilities);
@@ -307,7 +307,6 @@ mod tests {
             assert_eq!(context["allowPrivilegeEscalation"], false);
             assert_eq!(context["readOnlyRootFilesystem"], true);
             assert_eq!(context["capabilities"]["drop"], json!(["ALL"]));
-            assert_eq!(context["seccompProfile"]["type"], "RuntimeDefault");
         }
         assert_eq!(spec["initContainers"][0]["securityContext"]["capabilities"]["add"], Value::Null);
         let added = |values: &Values| {

@@ -13,7 +13,7 @@ use super::cluster::Cluster;
 use super::why::cause;
 use crate::unreachable::some_of;
 
-/// How long a block may be without a route: its node has just claimed it, or its session has just begun.
+/// The time for which a block may be without a route: its node has just claimed it, or its session has just begun.
 const GRACE: Duration = Duration::from_secs(30);
 /// The maximum number of nodes with a condition of their own. If no session is there, all nodes are out of reach.
 pub(super) const MOST_NODES: usize = 10;
@@ -34,7 +34,7 @@ pub(super) struct OutOfReach {
     since: BTreeMap<IpNet, Instant>,
     /// The first nodes with blocks that have been without a route for too long.
     named: Vec<CutOff>,
-    /// How many nodes there are besides.
+    /// The number of nodes besides.
     more: usize,
 }
 

@@ -163,7 +163,7 @@ struct Runner {
     chosen: BTreeMap<IpNet, Vec<Chosen>>,
     /// The next hops of routes, and whether the node has a route to them, as the speaker has been told.
     next_hops: BTreeMap<IpAddr, Option<bool>>,
-    /// Whether the speaker has what its peers had to say at its start.
+    /// True once the speaker has the routes that its peers had at its start.
     is_complete: bool,
     /// The blocks of other nodes without a route.
     out_of_reach: OutOfReach,
@@ -510,7 +510,7 @@ impl Runner {
         let mut conditions: Vec<Condition> =
             settings.map(|problem| Condition::new(Reason::BgpSettingNotInForce, problem)).collect();
         if let Some(problem) = &self.of_speaker {
-            conditions.push(Condition::new(Reason::BgpSessionDown, format!("the BGP speaker: {problem}")));
+            conditions.push(Condition::new(Reason::RouteRefused, format!("the BGP speaker: {problem}")));
         }
         // Without the duration: a condition that changes all the time would be written all the time.
         for (address, (_, last_error)) in self.down.iter().filter(|(_, (since, _))| since.elapsed() >= DOWN) {

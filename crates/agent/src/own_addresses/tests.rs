@@ -175,6 +175,10 @@ fn what_the_agent_has_written_follows_the_kubelet() {
         Decision::Missing(Missing { address, name, instead, patience })
     };
     let gone = "192.0.2.99/24";
+    let nowhere = || {
+        let address = "192.0.2.99".parse().unwrap();
+        Decision::Missing(Missing { address, name: Node::ADDRESS, instead: None, patience: PATIENCE })
+    };
     let table = [
         (old, Some(old), &[reported][..], write()),
         (old, None, &[reported], differs()),
@@ -193,9 +197,13 @@ fn what_the_agent_has_written_follows_the_kubelet() {
         // No interface has the old one: what the agent has written changes at once.
         (gone, Some(gone), &[reported], write()),
         (gone, None, &[reported], instead("192.0.2.99")),
-        (gone, Some(gone), &[away], Decision::Keep),
+        (gone, Some(gone), &[away], nowhere()),
+        (gone, None, &[away], Decision::Keep),
+        // The address of a service that moves between machines does not replace one that is there.
+        (old, Some(old), &["192.0.2.50"], Decision::Keep),
+        (gone, Some(gone), &["192.0.2.50"], Decision::Write("192.0.2.50/32".to_owned())),
     ];
-    on_machine(&[old, new], async move || {
+    on_machine(&[old, new, "192.0.2.50/32"], async move || {
         for (text, written, reported, expected) in table {
             let mut node = annotated(Node::ADDRESS, Some(text), reported);
             node["metadata"]["annotations"][Node::ANNOUNCED] = json!(written);
@@ -274,7 +282,7 @@ fn the_only_address_of_a_moment_is_not_announced_at_once() {
             (Some("192.0.2.11/24"), true),
             (None, false),
             // Clouds give addresses this length.
-            (Some("192.0.2.7/32"), false),
+            (Some("192.0.2.7/32"), true),
             (Some("127.0.0.1/8"), false),
         ] {
             let mut missing = MissingAddresses::default();
@@ -299,9 +307,7 @@ fn an_address_in_another_network_is_announced_a_little_later() {
     let finder = AddressFinder { methods, machine: Machine::Linux };
     on_machine(&[new, "192.0.2.50/32"], async move || {
         let start = Instant::now();
-        for (text, seconds) in
-            [("192.0.2.11/24", 0), ("192.0.2.51/32", 0), ("192.0.2.50/32", 0), ("198.51.100.11/24", 30)]
-        {
+        for (text, seconds) in [("192.0.2.11/24", 0), ("192.0.2.50/32", 0), ("198.51.100.11/24", 30)] {
             let mut missing = MissingAddresses::default();
             let node = annotated(Node::ADDRESS, Some(text), &[]);
             for after in [0, 29, 30] {

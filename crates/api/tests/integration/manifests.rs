@@ -429,7 +429,7 @@ proptest! {
     }
 }
 
-/// Plain text means what it means to kubectl (`kubectl annotate --local -o json` of 1.36 gave the values).
+/// Plain text means what it means to kubectl (`kubectl annotate --local -o json` of 1.36 gave the values; it rounds the largest one).
 #[test]
 fn plain_text_is_read_as_kubectl_reads_it() {
     for (text, expected) in [

@@ -1,4 +1,4 @@
-//! What selects nothing: BGPPeers that lead to no session anywhere, and a node that nothing gives a session.
+//! Selections of nothing: BGPPeers that lead to no session anywhere, and a node that nothing gives a session.
 
 use tortie_api::calico::BgpPeer;
 

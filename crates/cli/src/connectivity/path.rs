@@ -10,7 +10,7 @@ use tortie_oracle::Snapshot;
 
 use crate::vxlan_ports;
 
-/// How packets travel between two nodes.
+/// The way of packets between two nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Mode {
     /// In VXLAN, to this UDP port.
@@ -54,7 +54,7 @@ impl NodePath<'_> {
         windows.map_or(Mode::Ipip, |(name, _)| Mode::IpipToWindows(name.to_owned()))
     }
 
-    /// What to check if nothing passes between the nodes.
+    /// The advice if nothing passes between the nodes.
     pub(super) fn hint(&self) -> String {
         let (from, to) = (self.end(self.from), self.end(self.to));
         let route = || {
@@ -85,7 +85,7 @@ impl NodePath<'_> {
         format!("nothing passes between the nodes, though it does on each of them: {check}")
     }
 
-    /// What to check if only small packets pass.
+    /// The advice if only small packets pass.
     pub(super) fn hint_about_size(&self) -> String {
         let is_ipv6 = self.address.is_some_and(|address| address.is_ipv6());
         let takes = match self.mode() {

@@ -82,7 +82,7 @@ impl Known<'_> {
         self.nodes.get(from).into_iter().chain(others.map(|(_, node)| node)).collect()
     }
 
-    /// What the agents of a check's nodes report that can be the reason.
+    /// The reports of the agents of a check's nodes that can be the reason.
     fn trouble_of(&self, check: &PlannedCheck) -> Trouble {
         let troubles = self.nodes_of(check).into_iter().map(|node| self.trouble(node));
         troubles.fold(Trouble::default(), |all, one| Trouble {
@@ -193,11 +193,11 @@ impl Known<'_> {
     }
 }
 
-/// What nodes report.
+/// The reports of nodes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Trouble {
     told: Option<String>,
-    /// Whether something fails on a node, or nothing is known of it.
+    /// True if something fails on a node, or nothing is known of it.
     is_cause: bool,
 }
 
@@ -217,7 +217,7 @@ fn join(first: String, more: Option<String>) -> String {
     }
 }
 
-/// What a node reports: failures and what is out of reach word by word, and everything else of the node by its reason.
+/// The report of a node: failures and what is out of reach word by word, and everything else of the node by its reason.
 fn trouble_in(name: &str, status: &NodeStatus, boot_id: Option<&str>, now: Timestamp) -> Trouble {
     if let Some(why) = tortie_store::stale(status, boot_id, now) {
         return Trouble::cause(format!("node {name}: {why}"));

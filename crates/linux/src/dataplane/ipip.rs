@@ -186,5 +186,5 @@ fn without_address(state: &NodeState) -> Option<Condition> {
             node.name
         )
     };
-    is_used.then(|| Condition::new(Reason::RouteRefused, message()))
+    is_used.then(|| Condition::new(Reason::NetworkPartNotInForce, message()))
 }

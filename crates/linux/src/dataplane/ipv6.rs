@@ -22,7 +22,7 @@ pub(super) fn forward(
     if !is_on()? {
         let message = "IPv6 is switched off on this node: new pods get no IPv6 addresses, and pods that have one are not reached \
                        by it; set net.ipv6.conf.all.disable_ipv6=0, or let the nodeSelector of the IPv6 pools leave the node out";
-        return Ok(Some(Condition::new(Reason::RouteRefused, message)));
+        return Ok(Some(Condition::new(Reason::NetworkPartNotInForce, message)));
     }
     if sysctl::read(FORWARDING)? == "1" {
         return Ok(None);

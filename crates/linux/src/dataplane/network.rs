@@ -94,7 +94,9 @@ impl Network {
             (Some(PeerEntries { mut desired, keys }), Some(kernel)) => {
                 desired.addresses.clone_from(&kernel.addresses);
                 let changes = self.plan(state, &desired, &kernel, Some(&keys));
-                self.carry_out(state, &changes, kernel)
+                let done = self.carry_out(state, &changes, kernel);
+                self.look_for_routes(state);
+                done
             }
             (_, kernel) => {
                 self.kernel = kernel;
@@ -160,9 +162,7 @@ impl Network {
         };
         let changes = self.plan(state, &desired, &kernel, None);
         self.carry_out(state, &changes, kernel)?;
-        if let Some(kernel) = &self.kernel {
-            self.node.extend(reach::without_route(state, kernel, &self.node));
-        }
+        self.look_for_routes(state);
         let loses_last = |change: &Change| match change {
             Change::DeleteAddress(address) => {
                 overlays.ipip == Some(address.link)
@@ -186,6 +186,13 @@ impl Network {
         self.forwarded.extend((needs_ipv6(state) && has_end).then_some(IpVersion::V6));
         self.links = overlays;
         Ok(has_lost_last)
+    }
+
+    /// Reports routes to other nodes that the kernel lacks.
+    fn look_for_routes(&mut self, state: &NodeState) {
+        let kernel = self.kernel.as_ref();
+        let condition = kernel.and_then(|kernel| reach::without_route(state, kernel, &self.node));
+        self.node.extend(condition);
     }
 
     /// Makes changes, and keeps what the kernel then has.
@@ -455,7 +462,12 @@ fn without_tunnel(state: &NodeState, version: IpVersion) -> Option<Condition> {
              {version}; give the Node an InternalIP of {version} (kubelet --node-ip) or the annotation {annotation}, and let an IPPool with \
              allowedUses Tunnel be for it"
         );
-        Condition::new(Reason::RouteRefused, message)
+        // A node without IPv6 in a cluster of both families serves IPv4.
+        let reason = match version {
+            IpVersion::V4 => Reason::RouteRefused,
+            IpVersion::V6 => Reason::NetworkPartNotInForce,
+        };
+        Condition::new(reason, message)
     })
 }
 

@@ -89,7 +89,7 @@ fn start_agent(api: &KubeApi, host: &NetNs, folder: &std::path::Path) -> Running
     }
     let path = folder.join("agent.log");
     let log = std::fs::File::create(&path).unwrap();
-    command.env("RUST_LOG", "trace").stdout(log.try_clone().unwrap()).stderr(log);
+    command.env("RUST_LOG", "trace,h2=trace").stdout(log.try_clone().unwrap()).stderr(log);
     Running(host.run(|| command.spawn().unwrap()).unwrap(), path)
 }
 

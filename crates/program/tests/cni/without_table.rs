@@ -121,7 +121,9 @@ fn a_table_that_is_removed_while_the_agent_waits_is_replaced() {
     pods.node.kill_agent();
     pods.node.stop_store();
     pods.node.start_agent();
-    until("the agent waits for the datastore", || pods.node.log().matches("waits for it").count() > 0);
+    until("the agent waits for the datastore", || {
+        pods.node.log().matches("cannot read the Node").count() > 0
+    });
     std::thread::sleep(std::time::Duration::from_secs(2));
     assert_eq!(pods.connections(), ALLOWED, "the earlier table stays");
     assert!(!pods.node.log().contains("the node had no policy"));
@@ -199,7 +201,9 @@ fn what_the_saved_state_does_not_prove_is_closed() {
     pods.flush();
     std::fs::remove_file(&path).unwrap();
     pods.node.start_agent();
-    until("the agent waits for the datastore", || pods.node.log().matches("waits for it").count() >= 5);
+    until("the agent waits for the datastore", || {
+        pods.node.log().matches("cannot read the Node").count() >= 5
+    });
     assert!(!pods.is_closed(), "the pods may be those of another plugin");
 }
 
@@ -211,7 +215,9 @@ fn an_operator_may_leave_the_pods_open() {
     pods.node.stop_store();
     pods.flush();
     pods.node.start_agent();
-    until("the agent waits for the datastore", || pods.node.log().matches("waits for it").count() > 0);
+    until("the agent waits for the datastore", || {
+        pods.node.log().matches("cannot read the Node").count() > 0
+    });
     assert!(!pods.is_closed());
 }
 
