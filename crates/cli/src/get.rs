@@ -95,7 +95,7 @@ impl Get {
                 printer.print(groups, wanted.is_single())?;
             }
             if is_empty && missing.is_empty() {
-                self.tell_of_nothing(&*store, &wanted.kinds()).await?;
+                self.tell_of_nothing(&*store, &wanted.kinds()).await;
             }
             missing.iter().for_each(|(kind, object)| targets::report_missing(*kind, object));
             Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -113,21 +113,19 @@ impl Get {
     }
 
     /// Says on standard error that a namespace has no such objects, or does not exist.
-    async fn tell_of_nothing(&self, store: &dyn Store, kinds: &[Kind]) -> anyhow::Result<()> {
+    async fn tell_of_nothing(&self, store: &dyn Store, kinds: &[Kind]) {
         let Some(namespace) = self.namespace().filter(|_| kinds.iter().any(|kind| kind.namespaced())) else {
-            return Ok(());
+            return;
         };
-        let exists = store.get(&Key::global(Kind::Namespace, namespace)).await?.is_some();
+        let is_absent = is_absent(store, namespace).await;
+        let such = if !is_absent && (self.selector.is_some() || self.field_selector.is_some()) {
+            "such "
+        } else {
+            ""
+        };
+        let end = if is_absent { ", which does not exist" } else { "" };
         let kinds: Vec<&str> = kinds.iter().map(|kind| kind.plural()).collect();
-        if exists && (self.selector.is_some() || self.field_selector.is_some()) {
-            output::error_line(&format!("no such {} in namespace {namespace}", kinds.join(", ")));
-            return Ok(());
-        }
-        output::error_line(&match exists {
-            true => format!("no {} in namespace {namespace}", kinds.join(", ")),
-            false => format!("no {} in namespace {namespace}, which does not exist", kinds.join(", ")),
-        });
-        Ok(())
+        output::error_line(&format!("no {such}{} in namespace {namespace}{end}", kinds.join(", ")));
     }
 
     fn namespace(&self) -> Option<&str> {
@@ -138,6 +136,14 @@ impl Get {
     fn fits(&self, stored: &Stored) -> bool {
         self.selector.as_ref().is_none_or(|selector| selector.matches(&stored.value))
             && self.field_selector.as_ref().is_none_or(|selector| selector.matches(&stored.value))
+    }
+}
+
+/// True if the store has Namespaces, and this one is not among them. Calico's etcd has none, and a user may be unable to read them.
+async fn is_absent(store: &dyn Store, namespace: &str) -> bool {
+    match store.keys(Kind::Namespace).await {
+        Ok(keys) => !keys.is_empty() && keys.iter().all(|key| key.name != namespace),
+        Err(_) => false,
     }
 }
 

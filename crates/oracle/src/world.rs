@@ -336,10 +336,10 @@ impl World {
         numbers.filter_map(|number| self.hosts.get(*number)).filter(|host| !host.all_interfaces)
     }
 
-    /// The node that has this address on any of its interfaces, if only one says so.
+    /// The node whose host endpoints have this address, if they are of one node only.
+    /// Further addresses in a Node's status belong to hosts outside of the cluster here, as in the tables of `tortie matrix`.
     pub(super) fn node_with(&self, address: IpAddr) -> Option<&str> {
-        let hosts = self.hosts_at(address).map(|host| host.node.as_str());
-        let mut nodes = hosts.chain(self.nodes_at(address).map(|node| node.name.as_str()));
+        let mut nodes = self.hosts_at(address).map(|host| host.node.as_str());
         let first = nodes.next()?;
         nodes.all(|other| other == first).then_some(first)
     }

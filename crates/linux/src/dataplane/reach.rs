@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tortie_api::net::IpVersion;
 use tortie_dataplane::{Condition, NodeState, Reason, RouteTarget, Severity};
 
 use super::entries::Tables;
@@ -16,8 +17,14 @@ pub(super) fn without_route(state: &NodeState, kernel: &Tables, told: &[Conditio
     if told.iter().any(|condition| condition.reason.severity() == Severity::Unreachable) {
         return None;
     }
+    // A node without an IPv6 end of the overlay serves IPv4, and says so by itself.
+    let has_end = |version| state.node.as_ref().is_none_or(|node| node.vtep(version).is_some());
+    let is_meant = |net: &IpNet, target: &RouteTarget| {
+        let is_overlaid = matches!(target, RouteTarget::Vxlan { .. });
+        is_overlaid && net.addr().is_ipv6() && !has_end(IpVersion::V6)
+    };
     let is_missing = |net: &IpNet| !kernel.routes.contains_key(&(*net, 0));
-    let missing = state.routes.iter().filter(|(net, _)| is_missing(net));
+    let missing = state.routes.iter().filter(|(net, target)| is_missing(net) && !is_meant(net, target));
     let missing: Vec<String> =
         missing.filter_map(|(net, target)| Some(format!("{net} {}", way(target)?))).collect();
     let first = missing.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join(", ");

@@ -9,7 +9,7 @@ use tortie_oracle::{Oracle, Snapshot, Subject};
 
 /// The reason why policy does not see a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Reason {
+pub(super) enum Exemption {
     HostNetwork,
     Ended,
 }
@@ -19,7 +19,7 @@ pub(super) struct Absent {
     /// The cluster in which they have networks of their own.
     snapshot: Snapshot,
     /// By namespace and name.
-    reasons: BTreeMap<(String, String), Reason>,
+    reasons: BTreeMap<(String, String), Exemption>,
 }
 
 impl Absent {
@@ -28,8 +28,8 @@ impl Absent {
         for (key, stored) in snapshot.iter() {
             let Ok(Resource::Pod(pod)) = &stored.resource else { continue };
             let reason = match (pod.has_ended(), pod.spec.host_network) {
-                (true, _) => Reason::Ended,
-                (false, true) => Reason::HostNetwork,
+                (true, _) => Exemption::Ended,
+                (false, true) => Exemption::HostNetwork,
                 (false, false) => continue,
             };
             let mut value = stored.value.clone();
@@ -49,24 +49,24 @@ impl Absent {
         Oracle::new(&self.snapshot)
     }
 
-    pub(super) fn reason(&self, pod: &Subject<'_>) -> Option<Reason> {
+    pub(super) fn reason(&self, pod: &Subject<'_>) -> Option<Exemption> {
         self.reasons.get(&(pod.namespace().to_owned(), pod.name().to_owned())).copied()
     }
 }
 
 /// The pods and the reasons as a sentence.
-pub(super) fn witness(pods: &[(Reason, String)]) -> String {
-    let of = |reason: Reason| -> Vec<&str> {
+pub(super) fn witness(pods: &[(Exemption, String)]) -> String {
+    let of = |reason: Exemption| -> Vec<&str> {
         pods.iter().filter(|(of, _)| *of == reason).map(|(_, name)| name.as_str()).collect()
     };
-    let on_hosts = match of(Reason::HostNetwork).as_slice() {
+    let on_hosts = match of(Exemption::HostNetwork).as_slice() {
         [] => None,
         [pod] => Some(format!("{pod} uses its node's network, and is under no policy of pods")),
         pods => {
             Some(format!("{} use their node's network, and are under no policy of pods", pods.join(", ")))
         }
     };
-    let ended = match of(Reason::Ended).as_slice() {
+    let ended = match of(Exemption::Ended).as_slice() {
         [] => None,
         [pod] => Some(format!("{pod} has ended, and has no network any more")),
         pods => Some(format!("{} have ended, and have no network any more", pods.join(", "))),

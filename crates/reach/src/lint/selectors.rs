@@ -9,7 +9,7 @@ use tortie_api::kubernetes::{
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
 
-use super::absent::{self, Absent, Reason};
+use super::absent::{self, Absent, Exemption};
 use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::{Oracle, Snapshot, Stored, Subject, shown_labels};
 
@@ -68,12 +68,12 @@ pub(super) fn check(snapshot: &Snapshot, absent: &Absent, found: &mut Findings) 
             if !is_met {
                 let problem = format!("{} matches nothing in this cluster", choice.shown());
                 let unseen = with_absent.pods().map(|pod| pod.subject()).filter(|pod| choice.means(*pod));
-                let unseen: Vec<(Reason, String)> = unseen
+                let unseen: Vec<(Exemption, String)> = unseen
                     .filter_map(|pod| {
                         Some((absent.reason(&pod)?, format!("{}/{}", pod.namespace(), pod.name())))
                     })
                     .collect();
-                let on_host = unseen.iter().any(|(reason, _)| *reason == Reason::HostNetwork);
+                let on_host = unseen.iter().any(|(reason, _)| *reason == Exemption::HostNetwork);
                 let (witness, advice) = match unseen.as_slice() {
                     [] => (
                         witness,

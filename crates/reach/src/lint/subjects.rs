@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 
-use super::absent::{Absent, Reason, witness};
+use super::absent::{Absent, Exemption, witness};
 use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::enforced::not_enforced;
 use tortie_oracle::{Oracle, SeenHost, SeenProfile, Snapshot, Stored, Table};
@@ -93,8 +93,8 @@ fn about_no_host(key: &Key, stored: &Stored, hosts: bool, found: &mut Findings) 
 }
 
 /// The pods that policy does not see, by the policies that would select them otherwise.
-fn absent_of(absent: &Absent) -> BTreeMap<String, Vec<(Reason, String)>> {
-    let mut by_policy: BTreeMap<String, Vec<(Reason, String)>> = BTreeMap::new();
+fn absent_of(absent: &Absent) -> BTreeMap<String, Vec<(Exemption, String)>> {
+    let mut by_policy: BTreeMap<String, Vec<(Exemption, String)>> = BTreeMap::new();
     let oracle = absent.oracle();
     let names: Vec<String> = oracle.policies().map(|policy| policy.name.to_string()).collect();
     for pod in oracle.pods() {
@@ -114,7 +114,7 @@ fn about_nobody(
     key: &Key,
     stored: &Stored,
     resource: &Resource,
-    absent: &BTreeMap<String, Vec<(Reason, String)>>,
+    absent: &BTreeMap<String, Vec<(Exemption, String)>>,
     found: &mut Findings,
 ) {
     let field = match resource {
@@ -129,7 +129,7 @@ fn about_nobody(
     let (problem, advice) = match field {
         "spec" => ("it has no rules, so it has no effect", "give it rules, or take it out"),
         // Others like them may come, such as those of a Job.
-        _ if absent.iter().any(|(reason, _)| *reason == Reason::Ended) => (
+        _ if absent.iter().any(|(reason, _)| *reason == Exemption::Ended) => (
             "it is about no pod that runs",
             "nothing, if such pods come again; otherwise take the policy out",
         ),

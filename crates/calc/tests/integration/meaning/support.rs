@@ -131,17 +131,17 @@ pub(crate) fn calico(namespace: &str, name: &str, spec: &str) -> String {
     let kind = if namespace.is_empty() { "GlobalNetworkPolicy" } else { "NetworkPolicy" };
     let namespace = if namespace.is_empty() { String::new() } else { format!(", namespace: {namespace}") };
     format!(
-        "---\napiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}{namespace}}}\nspec: {spec}\n"
+        "---\napiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: '{name}'{namespace}}}\nspec: {spec}\n"
     )
 }
 
 pub(crate) fn tier(name: &str, spec: &str) -> String {
-    format!("---\napiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+    format!("---\napiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {{name: '{name}'}}\nspec: {spec}\n")
 }
 
 pub(crate) fn cluster(name: &str, spec: &str) -> String {
     format!(
-        "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+        "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: '{name}'}}\nspec: {spec}\n"
     )
 }
 

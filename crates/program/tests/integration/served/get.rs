@@ -46,6 +46,7 @@ async fn shop() -> Cluster {
         let status = json!({"phase": "Running", "podIP": "10.0.0.1"});
         put(Key::namespaced(Kind::Pod, namespace, name), spec, json!({"app": app}), status).await;
     }
+    put(Key::global(Kind::Namespace, "shop"), json!({}), json!({}), json!({})).await;
     let service = json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80, "protocol": "TCP"}]});
     put(Key::namespaced(Kind::Service, "shop", "front"), service, json!({}), json!({})).await;
     for (name, order) in [("z-first", 1), ("a-second", 20), ("m-third", 100)] {
@@ -110,8 +111,13 @@ async fn objects_are_selected_and_printed_as_requested() {
           shop pod/front Running 10.0.0.1 one AGE app=web\n\n\
           NAMESPACE NAME TYPE CLUSTER-IP EXTERNAL-IP PORTS AGE LABELS\nshop service/front ClusterIP 10.96.0.1 80/TCP AGE\n",
         ),
-        ("pods|-n|absent", "NAMESPACE NAME STATUS IP NODE MESSAGE AGE\n"),
-        ("pods|-n|absent|-o|name", ""),
+        (
+            "pods|-n|absent",
+            "NAMESPACE NAME STATUS IP NODE MESSAGE AGE\nno pods in namespace absent, which does not exist\n",
+        ),
+        ("pods|-n|absent|-o|name", "no pods in namespace absent, which does not exist\n"),
+        ("networksets|-n|shop|-o|name", "no networksets in namespace shop\n"),
+        ("pods|-n|shop|-l|app=nothing|-o|name", "no such pods in namespace shop\n"),
     ] {
         let (code, printed) = run(&cluster, line).await;
         assert_eq!((code, squeezed(&printed)), (Some(0), expected.to_owned()), "{line}");
