@@ -12,10 +12,10 @@ const CARGO_DENY: &str = "cargo-deny@0.20.2";
 /// The lock files: of all programs, and of the fuzzer.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
 
-/// Fails if a library has an advisory or is yanked, or if this cannot be known.
+/// Checks that no library has a known advisory, and that no version was yanked.
 ///
-/// The registry tells yanked versions. Git fetches the database of advisories (RustSec) into the build folder; `git config
-/// url.MIRROR.insteadOf` leads it elsewhere.
+/// The registry lists yanked versions. cargo-deny clones the database of advisories (RustSec) with Git; `git config
+/// url.MIRROR.insteadOf` makes it use a mirror.
 ///
 /// # Errors
 /// A library is concerned, or cargo-deny cannot be built or reach the registry or the database.

@@ -27,15 +27,15 @@ pub struct SystemRoutes {
     pub others: Vec<String>,
 }
 
-/// Those of these destinations to which one of these ways leads: networks with their routers. A default route leads to everything, and
-/// counts only by way of one of the `peers`, which know routes to the destinations without telling them.
+/// Returns the destinations to which one of the routes leads. Each route is a network with its router. A default route leads to everything,
+/// so it counts only if its router is one of the `peers`: these may know routes that they do not announce.
 pub fn destinations_led(
     destinations: &[IpNet],
-    ways: &[(IpNet, IpAddr)],
+    routes: &[(IpNet, IpAddr)],
     peers: &BTreeSet<IpAddr>,
 ) -> BTreeSet<IpNet> {
     let leads = |destination: &IpNet| {
-        ways.iter().any(|(network, router)| {
+        routes.iter().any(|(network, router)| {
             network.contains(destination) && (network.prefix_len() > 0 || peers.contains(router))
         })
     };

@@ -341,7 +341,7 @@ fn changes_of_the_kubelet_and_of_interfaces_are_followed_at_once() {
             }
         };
         announces("192.0.2.11/24").await;
-        // No interface has it yet, so it may be that of a router.
+        // No interface has the address yet. It may belong to a router.
         report("192.0.2.12").await;
         routes.change(&Change::AddAddress(address(12))).unwrap();
         announces("192.0.2.12/24").await;

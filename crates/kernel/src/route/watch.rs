@@ -83,6 +83,16 @@ mod tests {
     use crate::route::{Address, Change, NewLink, NewLinkKind, Route, RouteSocket};
     use crate::sysctl;
 
+    /// Creates the link `br0`. The kernel would give it an IPv6 address, and report that a second later.
+    fn create_bridge(namespace: &NetNs) {
+        let create = || {
+            sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
+            let mut socket = RouteSocket::open().unwrap();
+            socket.create(&NewLink { up: true, ..NewLink::new("br0", NewLinkKind::Bridge) }).unwrap();
+        };
+        namespace.run(create).unwrap();
+    }
+
     /// A new link, and a new route, are reported; without a change, nothing is.
     #[test]
     fn changes_of_links_and_routes_are_reported() {
@@ -96,14 +106,7 @@ mod tests {
             changes.recv_timeout(Duration::from_secs(10)).unwrap();
             while changes.recv_timeout(2 * TIMEOUT).is_ok() {}
         };
-        namespace
-            .run(|| {
-                // The kernel would give the link an IPv6 address, and report that a second later.
-                sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
-                let mut socket = RouteSocket::open().unwrap();
-                socket.create(&NewLink { up: true, ..NewLink::new("br0", NewLinkKind::Bridge) }).unwrap();
-            })
-            .unwrap();
+        create_bridge(&namespace);
         is_reported();
         namespace
             .run(|| {
@@ -125,13 +128,7 @@ mod tests {
             .run(move || RouteWatch::start_on_addresses(move || send.send(()).unwrap_or_default()))
             .unwrap()
             .unwrap();
-        namespace
-            .run(|| {
-                sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1").unwrap();
-                let mut socket = RouteSocket::open().unwrap();
-                socket.create(&NewLink { up: true, ..NewLink::new("br0", NewLinkKind::Bridge) }).unwrap();
-            })
-            .unwrap();
+        create_bridge(&namespace);
         assert!(changes.recv_timeout(2 * TIMEOUT).is_err(), "a link alone");
         for is_added in [true, false] {
             namespace

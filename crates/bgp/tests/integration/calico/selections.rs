@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Cluster, derived, named, no_mesh, node, plain, reflector};
 
-/// The problems that a node tells of a cluster with these nodes and BGPPeers.
+/// The problems that the node reports in a cluster with these nodes and BGPPeers.
 fn problems(name: &str, nodes: &[Value], mesh: bool, peers: &[Value]) -> Vec<String> {
     let configurations = if mesh { Vec::new() } else { vec![no_mesh(json!({}))] };
     let cluster =
