@@ -114,7 +114,7 @@ impl Announced {
         self.conditions.subscribe()
     }
 
-    /// Returns true if the interfaces must be read at each tick, also where the system does not report their changes.
+    /// Returns true if the interfaces must be read at each tick.
     fn needs_looks(&self) -> bool {
         self.finder.methods.ask_the_machine() || self.missing.need_looks()
     }

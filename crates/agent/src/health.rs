@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tortie_dataplane::Reason;
+
 use crate::plane::InForce;
 
 /// The maximum duration of one call of the dataplane. The largest clusters of the benchmarks take seconds.
@@ -119,14 +121,16 @@ pub(crate) fn readiness(progress: &Progress, now: &InForce) -> Result<(), String
     if stage < Stage::Serve {
         return Err("the agent does not serve the CNI plugin yet, or cannot write its configuration, which the node's report says".to_owned());
     }
-    // Other nodes that are out of reach do not count: a rollout must go on where only they are.
-    Ok(())
+    // Without its subnet, the node has no addresses for new pods. Other nodes that are out of reach do not count: a rollout must go on where
+    // only they are.
+    let lost = now.unsupported.iter().find(|one| one.reason == Reason::SubnetLost);
+    lost.map_or(Ok(()), |lost| Err(lost.message.clone()))
 }
 
 #[cfg(test)]
 mod tests {
     use tortie_api::{Key, Kind, Position};
-    use tortie_dataplane::{Condition, Reason};
+    use tortie_dataplane::Condition;
 
     use super::*;
     use crate::unsupported::Unsupported;
@@ -144,13 +148,16 @@ mod tests {
         informed.report.node.push(Condition::new(Reason::CalicoLeftover, "a chain"));
         // The node reaches no other node.
         let mut cut_off = read.clone();
-        for reason in [Reason::RouteRefused, Reason::SubnetLost, Reason::BlockUnreachable] {
+        for reason in [Reason::RouteRefused, Reason::BlockUnreachable] {
             let (object, message) = (Key::global(Kind::Node, "n"), format!("{reason} of 10.5.2.0-24"));
             cut_off.unsupported.push(Unsupported { object, reason, message });
         }
         for reason in [Reason::ForeignVxlanLink, Reason::RouteTaken, Reason::VxlanPortNotSupported] {
             cut_off.report.node.push(Condition::new(reason, "a message"));
         }
+        let mut lost = cut_off.clone();
+        let (object, message) = (Key::global(Kind::Node, "n"), "the subnet 10.5.2.0-24 is lost".to_owned());
+        lost.unsupported.push(Unsupported { object, reason: Reason::SubnetLost, message });
         let refused = tortie_store::StoreError::Forbidden("may not list tiers".to_owned());
         let blocked = InForce { unavailable: [(Kind::Tier, refused)].into(), ..InForce::default() };
         for (stage, now, expected) in [
@@ -162,6 +169,7 @@ mod tests {
             (Stage::ReadCluster, &read, "does not serve"),
             (Stage::Serve, &failed, "PolicyNotInForce"),
             (Stage::Serve, &cut_off, ""),
+            (Stage::Serve, &lost, "the subnet 10.5.2.0-24 is lost"),
             (Stage::Serve, &informed, ""),
             (Stage::Serve, &read, ""),
         ] {

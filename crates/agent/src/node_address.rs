@@ -100,15 +100,15 @@ impl Machine {
         interfaces.flat_map(of).collect()
     }
 
-    /// Tells of each change of the machine's addresses: on Linux as long as the result lives, on Windows as long as the process does, and of
-    /// routes, too. `None` if nothing has to live.
+    /// Notifies of each change of the machine's addresses. On Linux, it watches while the result lives. On Windows, it watches until the process
+    /// ends, and also notifies of changes of routes. `None` if the caller has to keep nothing.
     pub(crate) fn watch(&self, changed: Arc<Notify>) -> Option<Box<dyn Send>> {
         match self {
             #[cfg(target_os = "linux")]
             Machine::Linux => match tortie_linux::watch_addresses(move || changed.notify_one()) {
                 Ok(watch) => Some(Box::new(watch)),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot watch the machine's addresses; Tortie looks at them from time to time");
+                    tracing::warn!(%error, "cannot watch the machine's addresses; Tortie notices a change of them when the Node or an IPPool changes, or when the agent restarts");
                     None
                 }
             },

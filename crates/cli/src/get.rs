@@ -114,7 +114,9 @@ impl Get {
 
     /// Says on standard error that a namespace has no such objects, or does not exist.
     async fn tell_of_nothing(&self, store: &dyn Store, kinds: &[Kind]) {
-        let Some(namespace) = self.namespace().filter(|_| kinds.iter().any(|kind| kind.namespaced())) else {
+        let kinds: Vec<&str> =
+            kinds.iter().filter(|kind| kind.namespaced()).map(|kind| kind.plural()).collect();
+        let Some(namespace) = self.namespace().filter(|_| !kinds.is_empty()) else {
             return;
         };
         let is_absent = is_absent(store, namespace).await;
@@ -124,7 +126,6 @@ impl Get {
             ""
         };
         let end = if is_absent { ", which does not exist" } else { "" };
-        let kinds: Vec<&str> = kinds.iter().map(|kind| kind.plural()).collect();
         output::error_line(&format!("no {such}{} in namespace {namespace}{end}", kinds.join(", ")));
     }
 

@@ -382,7 +382,6 @@ mod tests {
             // Policy is in force on a node that reaches no other.
             (Some(report(10, "b", &["ForeignVxlanLink"])), "True", "yes", "no", "ForeignVxlanLink"),
             (Some(report(10, "b", &["BlockUnreachable"])), "True", "yes", "no", "BlockUnreachable"),
-            (Some(report(10, "b", &["BlockUnreachable"])), "True", "yes", "no", "BlockUnreachable"),
             (Some(report(181, "b", &["RouteTaken"])), "True", "unknown", "unknown", "181 s old"),
             (Some(report(181, "b", &[])), "True", "unknown", "unknown", "181 s old"),
             (Some(report(-181, "b", &[])), "True", "unknown", "unknown", "-181 s old"),

@@ -300,6 +300,7 @@ impl Runner {
         self.chosen.clear();
         self.next_hops.clear();
         self.is_complete = false;
+        self.out_of_reach = OutOfReach::default();
         // A node whose peers tell it no routes forwards packets all the time, too.
         let has_run = self.marker.as_ref().is_some_and(|marker| marker.exists());
         let mut has_forwarded = || {

@@ -415,10 +415,14 @@ async fn announce_network(cluster: &Kubernetes) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether an agent of Tortie provides the node's network: by its ready pod, or by a report where agents run outside of pods.
+/// Returns whether an agent of Tortie provides the node's network: by its ready pod, or by a report where agents run outside of pods. The
+/// report of an agent that has ended stays, so it does not count where the node has a pod of the agent.
 fn has_agent(node: &str, pods: &[Value], reports: &[Value]) -> bool {
-    let is_ready = |pod: &Value| pod["spec"]["nodeName"] == node && problem(pod).is_none();
-    pods.iter().any(is_ready) || reports.iter().any(|report| report["metadata"]["name"] == node)
+    let of_node: Vec<&Value> = pods.iter().filter(|pod| pod["spec"]["nodeName"] == node).collect();
+    if of_node.is_empty() {
+        return reports.iter().any(|report| report["metadata"]["name"] == node);
+    }
+    of_node.into_iter().any(|pod| problem(pod).is_none())
 }
 
 /// The names of the pods that are there.
@@ -517,6 +521,8 @@ mod tests {
         for (node, pods, reports, expected) in [
             ("one", vec![pod("one", "True")], vec![], true),
             ("one", vec![pod("one", "False")], vec![], false),
+            ("w", vec![pod("w", "False")], vec![report.clone()], false),
+            ("w", vec![pod("w", "False"), pod("w", "True")], vec![report.clone()], true),
             ("one", vec![pod("two", "True")], vec![report.clone()], false),
             ("w", vec![], vec![report], true),
             ("one", vec![], vec![], false),

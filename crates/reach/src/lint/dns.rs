@@ -69,7 +69,7 @@ fn unlike(oracle: &Oracle<'_>) -> Vec<Peer> {
     for pod in oracle.pods() {
         let subject = pod.subject();
         let (namespace, name) = (subject.namespace().to_owned(), subject.name().to_owned());
-        let kind = (namespace.clone(), subject.labels().clone());
+        let kind = (namespace.clone(), subject.account().to_owned(), subject.labels().clone());
         pods.entry(kind).or_insert(Peer::Pod { namespace, name });
     }
     pods.into_values().collect()

@@ -116,6 +116,7 @@ async fn objects_are_selected_and_printed_as_requested() {
             "NAMESPACE NAME STATUS IP NODE MESSAGE AGE\nno pods in namespace absent, which does not exist\n",
         ),
         ("pods|-n|absent|-o|name", "no pods in namespace absent, which does not exist\n"),
+        ("tiers,networksets|-n|shop|-o|name", "no networksets in namespace shop\n"),
         ("networksets|-n|shop|-o|name", "no networksets in namespace shop\n"),
         ("pods|-n|shop|-l|app=nothing|-o|name", "no such pods in namespace shop\n"),
     ] {
