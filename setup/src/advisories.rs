@@ -26,7 +26,7 @@ pub fn check() -> Result<()> {
     for manifest in MANIFESTS {
         let mut deny = Command::new(tools.join("bin/cargo-deny"));
         deny.arg("--manifest-path").arg(workspace()?.join(manifest));
-        deny.args(["check", "--config"]).arg(workspace()?.join("deny.toml")).arg("advisories");
+        deny.arg("--config").arg(workspace()?.join("deny.toml")).args(["check", "advisories"]);
         run(&mut deny).with_context(|| format!("advisories of {manifest}"))?;
     }
     Ok(())
