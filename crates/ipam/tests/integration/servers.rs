@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ use tortie_store::{Store, Stored, Version};
 const NODES: [(&str, &str); 4] = [("a", "linux"), ("b", "linux"), ("c", "linux"), ("w", "windows")];
 /// How long an allocator may take.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// After this time without enough answers, connections are disturbed all the same.
+const LONGEST_CALM: Duration = Duration::from_secs(5);
 /// The number of handles of each allocator.
 const HANDLES: u64 = 8;
 
@@ -66,25 +68,22 @@ impl Dice {
 }
 
 /// How often each allocator must get an address, of this many operations. Most operations get none: their handle has one, or their address
-/// is another's. On a busy machine, more connections break in the middle of an operation, so all together may have got fewer than this when
-/// the operations are done; then each goes on until it has got its own.
+/// is another's. An allocator that has got fewer when the operations are done goes on, without disturbances.
 fn least(enough: usize) -> usize {
     enough / (2 * NODES.len()) / 10 + 1
 }
 
-/// An allocator that executes random operations on handles of its own. Returns how often it got an address. One whose first
-/// request was lost with its connection, and waited for the end of its time, goes on when the others are done.
+/// An allocator that executes random operations on handles of its own. Returns how often it got an address.
 async fn allocate(
     store: Arc<dyn Store>,
     (number, node): (u64, (&str, &str)),
     held: &Held,
-    (done, enough): (&AtomicUsize, usize),
+    (answered, enough): (&AtomicUsize, usize),
 ) -> usize {
     let mut dice = Dice(0x9E37_79B9_7F4A_7C15 ^ (number + 1));
     let mut allocator = ipam(store.clone(), node);
     let (mut given, deadline) = (0, Instant::now() + PATIENCE);
-    while done.fetch_add(1, Ordering::Relaxed) < enough || given < least(enough) && Instant::now() < deadline
-    {
+    while answered.load(Ordering::Relaxed) < enough || given < least(enough) && Instant::now() < deadline {
         if dice.below(50) == 0 {
             allocator = ipam(store.clone(), node);
         }
@@ -99,9 +98,10 @@ async fn allocate(
             _ => {
                 held.give_back(&handle);
                 // A release that fails is continued by the next one, or by a repair.
-                if let Err(error) = allocator.release(&handle).await {
-                    assert!(matches!(error, IpamError::Store(_)), "{error}");
-                    lost_connection(done).await;
+                match allocator.release(&handle).await {
+                    Ok(_) => _ = answered.fetch_add(1, Ordering::Relaxed),
+                    Err(IpamError::Store(_)) => lost_connection().await,
+                    Err(error) => panic!("{handle}: {error}"),
                 }
                 continue;
             }
@@ -111,7 +111,10 @@ async fn allocate(
                 given += 1;
                 held.take(assigned.address, &handle);
             }
-            Err(IpamError::Store(_)) => lost_connection(done).await,
+            Err(IpamError::Store(_)) => {
+                lost_connection().await;
+                continue;
+            }
             Err(
                 IpamError::Exhausted { .. }
                 | IpamError::Taken { .. }
@@ -120,21 +123,27 @@ async fn allocate(
             ) => {}
             Err(error) => panic!("{handle}: {error}"),
         }
+        answered.fetch_add(1, Ordering::Relaxed);
     }
     given
 }
 
 /// Waits a moment. An operation without an answer does not count.
-async fn lost_connection(done: &AtomicUsize) {
-    done.fetch_sub(1, Ordering::Relaxed);
+async fn lost_connection() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
-/// Breaks, holds and delays connections until the work is done.
-async fn disturb(proxy: &Proxy, is_done: &AtomicBool) -> usize {
+/// Breaks, holds and delays connections until so many operations have been answered. A disturbance comes after a random time and a random
+/// number of answers, so that a machine of any speed completes operations between two of them.
+async fn disturb(proxy: &Proxy, answered: &AtomicUsize, enough: usize) -> usize {
     let (mut dice, mut cut) = (Dice(4711), 0);
-    while !is_done.load(Ordering::Relaxed) {
+    while answered.load(Ordering::Relaxed) < enough {
+        let next = answered.load(Ordering::Relaxed) + usize::try_from(dice.below(6)).unwrap();
         tokio::time::sleep(Duration::from_millis(20 + dice.below(120))).await;
+        let waits = Instant::now();
+        while answered.load(Ordering::Relaxed) < next && waits.elapsed() < LONGEST_CALM {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         match dice.below(4) {
             0 | 1 => cut += proxy.cut(),
             2 => {
@@ -154,18 +163,13 @@ async fn disturb(proxy: &Proxy, is_done: &AtomicBool) -> usize {
 /// Two allocators on each node, through the proxy; then everything is compared, by a client without a proxy.
 async fn run(direct: Arc<dyn Store>, disturbed: Arc<dyn Store>, proxy: &Proxy, enough: usize) {
     fill(&*direct).await;
-    let (held, done, is_done) = (Held::default(), AtomicUsize::new(0), AtomicBool::new(false));
+    let (held, answered) = (Held::default(), AtomicUsize::new(0));
     let allocators = NODES
         .iter()
         .chain(&NODES)
         .zip(0..)
-        .map(|(node, number)| allocate(disturbed.clone(), (number, *node), &held, (&done, enough)));
-    let work = async {
-        let given = futures::future::join_all(allocators).await;
-        is_done.store(true, Ordering::Relaxed);
-        given
-    };
-    let (given, cut) = tokio::join!(work, disturb(proxy, &is_done));
+        .map(|(node, number)| allocate(disturbed.clone(), (number, *node), &held, (&answered, enough)));
+    let (given, cut) = tokio::join!(futures::future::join_all(allocators), disturb(proxy, &answered, enough));
     assert!(cut > 0, "no connection was disturbed");
     assert!(given.iter().sum::<usize>() > enough / 10, "too few addresses were given: {given:?}");
     // Nobody may be starved by the others, or by an error that does not end.
