@@ -29,7 +29,7 @@ use crate::plane::InForce;
 use crate::tunnels::{self, Tunnels};
 use crate::windows_ipv6::WindowsIpv6;
 
-/// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico).
+/// How often the interfaces of the machine are looked at, if they decide about the node's address (as in Calico) or cannot be watched.
 const LOOK_INTERVAL: Duration = Duration::from_secs(60);
 /// The time that changes of the machine's addresses may take. A network service takes addresses away and gives them back.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -229,7 +229,10 @@ pub(crate) async fn keep_announced(
     let mut address = None;
     let machine = announced.finder.machine.clone();
     let moved = Arc::new(Notify::new());
-    let _watch = machine.watch(moved.clone());
+    let watch = machine.watch(moved.clone()).inspect_err(|error| {
+        let seconds = LOOK_INTERVAL.as_secs();
+        tracing::warn!(%error, "cannot watch the machine's addresses; Tortie looks at them every {seconds} seconds");
+    });
     let mut addresses = machine.global_addresses();
     let mut looks = tokio::time::interval(LOOK_INTERVAL);
     // They may begin late.
@@ -237,7 +240,7 @@ pub(crate) async fn keep_announced(
     loop {
         tokio::select! {
             () = flannel_etcd::address_changed(&mut leases, address) => {}
-            _ = looks.tick(), if announced.needs_looks() => {}
+            _ = looks.tick(), if watch.is_err() || announced.needs_looks() => {}
             () = moved.notified() => {
                 tokio::time::sleep(SETTLE).await;
                 let now = machine.global_addresses();

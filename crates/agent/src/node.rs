@@ -61,8 +61,9 @@ pub(crate) async fn wait_for_telling(
     tell: impl Fn(&str),
 ) -> Result<Node, AgentError> {
     let key = Key::global(Kind::Node, name);
-    // If the datastore has answered, since when, and if that was told.
-    let mut known: Option<(bool, Instant, bool)> = None;
+    let mut wait = LongWait { begun: Instant::now(), told: None };
+    // If the datastore answered last time.
+    let mut known = None;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     loop {
         let error = match store.get(&key).await {
@@ -79,21 +80,13 @@ pub(crate) async fn wait_for_telling(
             Err(error) => Some(error),
         };
         let has_answered = error.is_none();
-        let (_, since, told) = match known.filter(|(answered, _, _)| *answered == has_answered) {
-            Some(known) => known,
-            None => {
-                match &error {
-                    None => tracing::info!(node = name, "the Node does not exist yet; Tortie waits for it"),
-                    Some(error) => {
-                        tracing::warn!(node = name, %error, "cannot read the Node; Tortie retries")
-                    }
-                }
-                (has_answered, Instant::now(), false)
+        if known.replace(has_answered) != Some(has_answered) {
+            match &error {
+                None => tracing::info!(node = name, "the Node does not exist yet; Tortie waits for it"),
+                Some(error) => tracing::warn!(node = name, %error, "cannot read the Node; Tortie retries"),
             }
-        };
-        let is_due = !told && since.elapsed() >= LONG_WAIT;
-        known = Some((has_answered, since, told || is_due));
-        if is_due {
+        }
+        if wait.is_due(has_answered, Instant::now()) {
             let problem = match &error {
                 None => match store.keys(Kind::Node).await {
                     Ok(keys) => no_node(name, keys.into_iter().map(|key| key.name).collect()),
@@ -112,6 +105,25 @@ pub(crate) async fn wait_for_telling(
 
 /// The time after which an agent without a Node says that somebody must act.
 const LONG_WAIT: Duration = Duration::from_secs(30);
+/// A wait for a Node, and what was told about it.
+struct LongWait {
+    begun: Instant,
+    /// If the datastore had answered when the problem was told, and when that was.
+    told: Option<(bool, Instant)>,
+}
+
+impl LongWait {
+    /// Returns whether the problem must be told now. It is told again when it is another one, but not more often than every [`LONG_WAIT`].
+    fn is_due(&mut self, has_answered: bool, now: Instant) -> bool {
+        let (told, since) = self.told.unzip();
+        let is_due = told != Some(has_answered) && now - since.unwrap_or(self.begun) >= LONG_WAIT;
+        if is_due {
+            self.told = Some((has_answered, now));
+        }
+        is_due
+    }
+}
+
 /// The maximum number of names in a message.
 const MAX_NAMES: usize = 5;
 
@@ -482,6 +494,20 @@ mod tests {
                 assert!(message.contains(part), "{part}: {message}");
             }
         }
+    }
+
+    #[test]
+    fn a_long_wait_is_told_although_the_datastore_answers_now_and_then() {
+        let begun = Instant::now();
+        let told = |has_answered: fn(u64) -> bool| -> Vec<u64> {
+            let mut wait = LongWait { begun, told: None };
+            let due = |second: &u64| wait.is_due(has_answered(*second), begun + Duration::from_secs(*second));
+            (0..100).filter(due).collect()
+        };
+        assert_eq!(told(|_| true), [30]);
+        assert_eq!(told(|_| false), [30]);
+        assert_eq!(told(|second| second.is_multiple_of(2)), [30, 61, 92]);
+        assert_eq!(told(|second| second > 40), [30, 60]);
     }
 
     /// An agent with a wrong name must not wait in silence, and one without an answer says so.

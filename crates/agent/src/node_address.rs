@@ -101,20 +101,20 @@ impl Machine {
     }
 
     /// Notifies of each change of the machine's addresses. On Linux, it watches while the result lives. On Windows, it watches until the process
-    /// ends, and also notifies of changes of routes. `None` if the caller has to keep nothing.
-    pub(crate) fn watch(&self, changed: Arc<Notify>) -> Option<Box<dyn Send>> {
+    /// ends, and also notifies of changes of routes.
+    ///
+    /// # Errors
+    /// Why the addresses cannot be watched.
+    pub(crate) fn watch(&self, changed: Arc<Notify>) -> Result<Box<dyn Send>, String> {
         match self {
             #[cfg(target_os = "linux")]
             Machine::Linux => match tortie_linux::watch_addresses(move || changed.notify_one()) {
-                Ok(watch) => Some(Box::new(watch)),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot watch the machine's addresses; Tortie notices a change of them when the Node or an IPPool changes, or when the agent restarts");
-                    None
-                }
+                Ok(watch) => Ok(Box::new(watch)),
+                Err(error) => Err(error.to_string()),
             },
             Machine::Windows(host) => {
                 host.watch(Box::new(move || changed.notify_one()));
-                None
+                Ok(Box::new(()))
             }
         }
     }

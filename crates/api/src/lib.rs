@@ -19,6 +19,7 @@ pub mod report;
 mod resource;
 pub mod spelling;
 pub mod staged;
+pub mod stand_in;
 mod strict;
 pub mod support;
 mod to_yaml;

@@ -4,6 +4,7 @@
 //! them there, and Calico's agents read them in lower case (`libcalico-go/lib/backend/syncersv1/updateprocessors`: `rules.go`,
 //! `networkpolicyprocessor.go`). So stored policies are read in any case, and manifests of Calico's API are not.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -53,10 +54,30 @@ pub fn check(kind: Kind, value: &Value) -> Vec<FieldError> {
 
 /// Writes the words of a policy or profile as Calico's API has them. Its meaning stays.
 pub fn correct(kind: Kind, value: &mut Value) {
+    correct_each(kind, value, |_, _| true);
+}
+
+/// Writes as Calico's API does the words that an older value of the object has in the same field, of any rule.
+pub fn correct_known(kind: Kind, value: &mut Value, old: &Value) {
+    let field = |path: &str| path.replace(|c: char| c.is_ascii_digit(), "");
+    let word = |path: &str| old.pointer(&pointer(path)).and_then(Value::as_str).map(str::to_owned);
+    let known: BTreeSet<(String, Option<String>)> =
+        check(kind, old).into_iter().map(|error| (field(&error.path), word(&error.path))).collect();
+    correct_each(kind, value, |path, word| known.contains(&(field(path), Some(word.to_owned()))));
+}
+
+/// The JSON pointer of a path.
+fn pointer(path: &str) -> String {
+    format!("/{}", path.replace('[', "/").replace(']', "").replace('.', "/"))
+}
+
+fn correct_each(kind: Kind, value: &mut Value, is_meant: impl Fn(&str, &str) -> bool) {
     for FieldError { path, .. } in check(kind, value) {
-        let pointer = path.replace('[', "/").replace(']', "").replace('.', "/");
-        let Some(word) = value.pointer_mut(&format!("/{pointer}")) else { continue };
+        let Some(word) = value.pointer_mut(&pointer(&path)) else { continue };
         let written = word.as_str().unwrap_or_default().to_owned();
+        if !is_meant(&path, &written) {
+            continue;
+        }
         let name = Protocol::from_name(&written).map(|protocol| protocol.to_string());
         if let Some(right) = canonical(TYPES, &written).or_else(|| canonical(ACTIONS, &written)).or(name) {
             *word = Value::String(right);
@@ -123,4 +144,33 @@ pub(crate) fn types<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Po
     #[serde(transparent)]
     struct AnyDirection(#[serde(deserialize_with = "direction")] PolicyType);
     Ok(list::<D, AnyDirection>(deserializer)?.into_iter().map(|AnyDirection(direction)| direction).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_words_that_the_object_has_had_may_have_another_case() {
+        let policy = |ingress: &[Value]| json!({"spec": {"types": ["ingress"], "ingress": ingress}});
+        let old = policy(&[json!({"action": "allow", "protocol": "TCP"})]);
+        for (new, wrong) in [
+            (policy(&[json!({"action": "allow"})]), vec![]),
+            (policy(&[json!({"action": "Deny"}), json!({"action": "allow"})]), vec![]),
+            (policy(&[json!({"action": "deny"})]), vec!["spec.ingress[0].action"]),
+            (policy(&[json!({"action": "allow", "protocol": "tcp"})]), vec!["spec.ingress[0].protocol"]),
+            (
+                json!({"spec": {"types": ["egress"], "egress": [{"action": "allow"}]}}),
+                vec!["spec.types[0]", "spec.egress[0].action"],
+            ),
+        ] {
+            let mut judged = new.clone();
+            correct_known(Kind::NetworkPolicy, &mut judged, &old);
+            let left: Vec<String> =
+                check(Kind::NetworkPolicy, &judged).into_iter().map(|error| error.path).collect();
+            assert_eq!(left, wrong, "{new}");
+        }
+    }
 }

@@ -2,13 +2,13 @@
 //! addresses, Services have backends. Additions are noted, except for the addresses of Services.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::kubernetes::{Node, Pod, implied_slices, is_implied};
 use tortie_api::manifest::first_pod;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Resource, stand_in};
 use tortie_oracle::{Snapshot, Stored};
 
 use crate::manifests;
@@ -63,20 +63,12 @@ fn add_service_addresses(snapshot: &mut Snapshot) {
     });
     let services: Vec<Key> = services.map(|(key, _)| key.clone()).collect();
     for (key, number) in services.iter().zip(1u32..) {
-        let address = Ipv4Addr::from(FIRST_OF_SERVICES + number);
+        let address = stand_in::of_service(number);
         change(snapshot, key, |value| {
             let spec = mapping(value, "spec");
             spec.map(|spec| spec.insert("clusterIP".to_owned(), json!(address)));
         });
     }
-}
-
-/// The network of the addresses that [`complete`] gives to Services: 248.0.0.0/5.
-const FIRST_OF_SERVICES: u32 = 0xf800_0000;
-
-/// Returns whether [`complete`] has chosen this address for a Service.
-pub(crate) fn is_made_for_service(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V4(address) if u32::from(address) >= FIRST_OF_SERVICES)
 }
 
 /// Recreates the slices that Kubernetes would create from Services and pods.
@@ -194,7 +186,7 @@ fn add_addresses(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
         if addresses.is_empty() || (key.kind == Kind::Node && !has_v4) {
             last += 1;
             made += usize::from(first_pod(&key.name).is_none());
-            addresses.insert(0, IpAddr::V4(Ipv4Addr::from(0xf000_0000 + last)));
+            addresses.insert(0, stand_in::of_end(last).into());
         }
         change(snapshot, &key, |value| match key.kind {
             Kind::Pod => set_addresses(value, &addresses),

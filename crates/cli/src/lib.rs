@@ -248,31 +248,31 @@ pub fn run(lab: Option<&'static dyn Lab>) -> ExitCode {
         Command::Annotate(annotate) => annotate.run("annotations"),
         Command::Get(get) => get.run(),
         Command::Describe(describe) => describe.run(),
-        Command::Diff(diff) => return ask(diff.run()),
-        Command::Validate(validate) => return ask(validate.run()),
-        Command::Convert(convert) => return ask(convert.run()),
+        Command::Diff(diff) => diff.run(),
+        Command::Validate(validate) => validate.run(),
+        Command::Convert(convert) => convert.run(),
         #[cfg(unix)]
-        Command::Cluster(command) => return ask(command.run()),
-        Command::Connectivity(command) => return ask(command.run()),
-        Command::Version(version) => return ask(version.run()),
+        Command::Cluster(command) => command.run(),
+        Command::Connectivity(command) => command.run(),
+        Command::Version(version) => version.run(),
         Command::Completion(completion) => Ok(completion.run(Arguments::command())),
         Command::Man(man) => man.run(Arguments::command()),
-        Command::Explain(explain) => return ask(explain.run()),
-        Command::Matrix(matrix) => return ask(matrix.run()),
-        Command::Preview(preview) => return ask(preview.run()),
-        Command::Policy(policy) => return ask(policy.run()),
+        Command::Explain(explain) => explain.run(),
+        Command::Matrix(matrix) => matrix.run(),
+        Command::Preview(preview) => preview.run(),
+        Command::Policy(policy) => policy.run(),
         Command::Calico(calico) => calico.run(),
         Command::Install(install) => install.run(),
-        Command::Status(status) => return ask(status.run()),
+        Command::Status(status) => status.run(),
         Command::Uninstall(uninstall) => uninstall.run(),
-        Command::Ipam(command) => return ask(command.run()),
-        Command::Pool(command) => return ask(command.run()),
-        Command::Datastore(command) => return ask(command.run()),
+        Command::Ipam(command) => command.run(),
+        Command::Pool(command) => command.run(),
+        Command::Datastore(command) => command.run(),
         #[cfg(unix)]
         Command::Store(command) => command.run(),
         Command::Certs(command) => command.run(),
-        Command::Bgp(command) => return ask(command.run()),
-        Command::Routes(routes) => return ask(routes.run()),
+        Command::Bgp(command) => command.run(),
+        Command::Routes(routes) => routes.run(),
         Command::Agent(agent) => agent.run(),
         #[cfg(windows)]
         Command::Windows(command) => command.run(),
@@ -284,17 +284,10 @@ pub fn run(lab: Option<&'static dyn Lab>) -> ExitCode {
     finish(result)
 }
 
-/// As [`finish`], for commands where 1 is an answer: errors exit with 2.
-fn ask(result: anyhow::Result<ExitCode>) -> ExitCode {
-    finish_with(result, ExitCode::from(2))
-}
-
+/// Prints the error with its causes, once. Problems of manifests have already been printed line by line. An error exits with 2, because
+/// 1 is an answer: something differs, is wrong or does not exist, or a part of the work failed.
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
-    finish_with(result, ExitCode::FAILURE)
-}
-
-/// Prints the error with its causes, once. Problems of manifests have already been printed line by line.
-fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
+    let failed = ExitCode::from(2);
     let code = result.unwrap_or_else(|error| {
         output::error(&with_causes(&error));
         failed

@@ -214,11 +214,11 @@ impl Edit {
                     Ok(differs) => output::line(&format!("{key} {}", word(differs, self.dry_run))),
                     Err(problem) => {
                         failed = true;
-                        output::error(&format!("{key}: {problem:#}"));
                         if let Some(text) = written {
                             let path = crate::editor::keep(&text, "yaml")?;
                             output::error_line(&format!("what you wrote is in {}", path.display()));
                         }
+                        refused(&key, problem)?;
                     }
                 }
             }
@@ -279,13 +279,25 @@ fn change_all(
             match change_one(&*store, &key, dry_run, &change).await {
                 Ok(differs) => output::line(&format!("{key} {}", word(differs, dry_run))),
                 Err(error) => {
-                    output::error(&format!("{key}: {error:#}"));
                     failed = true;
+                    refused(&key, error)?;
                 }
             }
         }
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
+}
+
+/// Reports why an object was not changed.
+///
+/// # Errors
+/// If the datastore does not answer: then nothing is known of the other objects either.
+fn refused(key: &Key, error: anyhow::Error) -> anyhow::Result<()> {
+    if let Some(StoreError::Unavailable(_)) = error.downcast_ref() {
+        return Err(error.context(key.to_string()));
+    }
+    output::error(&format!("{key}: {error:#}"));
+    Ok(())
 }
 
 /// What happened to an object.
@@ -363,11 +375,9 @@ async fn check(store: &dyn Store, key: &Key, old: &Value, value: &Value) -> anyh
             problems.into_iter().map(|problem| format!("{}: {}", problem.field, problem.problem)).collect();
         anyhow::anyhow!("{}; nothing was changed", texts.join("; "))
     };
-    // Words that kubectl has stored in another case stay as they are.
+    // Words that kubectl has stored in another case may stay as they are.
     let mut judged = value.clone();
-    if !spelling::check(key.kind, old).is_empty() {
-        spelling::correct(key.kind, &mut judged);
-    }
+    spelling::correct_known(key.kind, &mut judged, old);
     let objects: Vec<Object> = manifest::read("the new object", &judged.to_string()).map_err(problems)?;
     match &objects[..] {
         // The name of a policy may be another one than that of its key, if Calico has stored it.

@@ -46,7 +46,7 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         note(written);
     }
-    end(code, ExitCode::FAILURE)
+    end(code, ExitCode::from(2))
 }
 
 /// Prints text of objects for programs, byte for byte.

@@ -7,10 +7,9 @@ use anyhow::{anyhow, bail};
 use tortie_api::kubernetes::{EndpointSlice, Pod, Service};
 use tortie_api::manifest::first_pod;
 use tortie_api::net::Protocol;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Resource, stand_in};
 use tortie_oracle::{Peer, Snapshot};
 
-use crate::completed::is_made_for_service;
 use crate::port::PortSpec;
 
 /// The targets of packets that nodes translate.
@@ -28,7 +27,7 @@ pub(crate) struct Translated {
 impl Translated {
     /// The address that the sender used, if the files or the datastore have it.
     pub(crate) fn given_address(&self) -> Option<IpAddr> {
-        self.address.filter(|address| !is_made_for_service(*address))
+        self.address.filter(|address| !stand_in::is_of_service(address))
     }
 }
 

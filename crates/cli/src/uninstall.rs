@@ -54,7 +54,15 @@ pub(crate) struct Uninstall {
 impl Uninstall {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        crate::runtime()?.block_on(self.uninstall())
+        crate::runtime()?.block_on(self.uninstall()).or_else(|error| {
+            match error.downcast::<SomethingLeft>() {
+                Ok(left) => {
+                    output::error(&left.to_string());
+                    Ok(ExitCode::FAILURE)
+                }
+                Err(error) => Err(error),
+            }
+        })
     }
 
     async fn uninstall(self) -> anyhow::Result<ExitCode> {
@@ -159,16 +167,22 @@ impl Uninstall {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!(
+                return Err(SomethingLeft(format!(
                     "some nodes are not clean: {}. Run tortie uninstall again, or leave them with --skip-nodes and run \
                      `tortie node cleanup` there",
                     rollout.missing().join("; ")
-                );
+                ))
+                .into());
             }
             tokio::time::sleep(INTERVAL).await;
         }
     }
 }
+
+/// What a removal has left when its time was over. It goes on when the command runs again.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct SomethingLeft(String);
 
 fn namespace_path() -> String {
     format!("/api/v1/namespaces/{NAMESPACE}")
@@ -241,7 +255,11 @@ async fn wait_until_gone(cluster: &Kubernetes, path: &str, timeout: Duration) ->
     while let Some(object) = get(cluster, path).await? {
         if Instant::now() > deadline {
             let conditions = &object["status"]["conditions"];
-            bail!("{} is still being deleted after {} s: {conditions}", name_of(&object), timeout.as_secs());
+            let (name, seconds) = (name_of(&object), timeout.as_secs());
+            return Err(SomethingLeft(format!(
+                "{name} is still being deleted after {seconds} s: {conditions}"
+            ))
+            .into());
         }
         tokio::time::sleep(INTERVAL).await;
     }

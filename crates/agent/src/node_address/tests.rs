@@ -225,7 +225,7 @@ async fn a_windows_machine_tells_of_new_addresses() {
     let ip = Arc::new(EmulatedHost::new(vec![], vec![]));
     let machine = Machine::Windows(Host::new(ip.clone(), None, Arc::new(HostRoutes::new(ip.clone(), None))));
     let changed = Arc::new(Notify::new());
-    let _watch = machine.watch(changed.clone());
+    let _watch = machine.watch(changed.clone()).unwrap();
     assert_eq!(machine.global_addresses(), BTreeSet::new());
     let nets = ["192.0.2.14/24", "169.254.3.3/16"].map(|net| net.parse().unwrap());
     let name = "Ethernet".to_owned();

@@ -13,7 +13,7 @@ use super::{EndpointSlice, IntOrString};
 use crate::fields::list;
 use crate::net::IpVersion;
 use crate::resource::typed;
-use crate::{FieldError, Key, Kind};
+use crate::{FieldError, Key, Kind, stand_in};
 
 /// The label that names the owner of a slice.
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
@@ -212,9 +212,9 @@ impl LenientServiceSpec {
             return named;
         }
         let own = self.cluster_ips.iter().chain(&self.cluster_ip).filter_map(|text| text.parse().ok());
-        // Of 240.0.0.0/4 are only addresses that stand for those that files do not give: they say nothing about the family.
-        let is_given = |address: &IpAddr| !matches!(address, IpAddr::V4(v4) if v4.octets()[0] >= 240);
-        let own: BTreeSet<IpVersion> = own.filter(is_given).map(family_of).collect();
+        // One that stands for a missing address says nothing about the family.
+        let own: BTreeSet<IpVersion> =
+            own.filter(|address| !stand_in::is_stand_in(address)).map(family_of).collect();
         if !own.is_empty() {
             return own;
         }

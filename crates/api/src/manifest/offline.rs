@@ -26,6 +26,8 @@ pub struct Offline {
     skipped: Vec<Skipped>,
     notes: Vec<String>,
     seen: Seen,
+    /// The names of objects with `generateName`.
+    generated: BTreeSet<String>,
     /// The owners of the given objects, each with the object it owns.
     owned: Vec<(Reference, Reference)>,
 }
@@ -118,7 +120,9 @@ impl Offline {
     /// Combines all files.
     #[must_use]
     pub fn settled(self) -> Settled {
-        let Self { is_strict, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned } = self;
+        let Self {
+            is_strict, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned, ..
+        } = self;
         let (mut objects, mut skipped, mut notes) = (objects, skipped, notes);
         // A given pod represents its owner, and the owner of that owner.
         let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
@@ -155,9 +159,26 @@ impl Offline {
         Settled { objects, skipped, notes }
     }
 
+    /// Gives an object with `generateName` a name as the API server does, by its line and by the names given before.
+    fn generate_name(&mut self, file: &str, document: &mut Document) {
+        let first = document.lines.first;
+        let Some(metadata) = document.value.get_mut("metadata").and_then(Value::as_object_mut) else {
+            return;
+        };
+        let prefix = metadata.get("generateName").and_then(Value::as_str).map(str::to_owned);
+        if let Some(prefix) = prefix.filter(|_| !metadata.contains_key("name")) {
+            // One line may have several objects.
+            let numbers = 0_u32..;
+            let mut names =
+                numbers.map(|number| format!("{prefix}{}", name_of(&format!("{file}:{first}:{number}"), 5)));
+            let name = names.find(|name| self.generated.insert(name.clone()));
+            metadata.insert("name".to_owned(), json!(name));
+        }
+    }
+
     fn add(&mut self, file: &str, mut document: Document) -> Result<(), Vec<Problem>> {
         if !self.is_strict {
-            generate_name(file, &mut document);
+            self.generate_name(file, &mut document);
         }
         let text = |name: &str| document.value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
@@ -331,17 +352,6 @@ fn owners(value: &Value) -> impl Iterator<Item = Reference> {
         let text = |name: &str| owner[name].as_str().unwrap_or_default();
         Reference::new(&namespace, text("kind"), text("name"))
     })
-}
-
-/// Gives an object with `generateName` a name as the API server does, by its line.
-fn generate_name(file: &str, document: &mut Document) {
-    let first = document.lines.first;
-    let Some(metadata) = document.value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    let prefix = metadata.get("generateName").and_then(Value::as_str).map(str::to_owned);
-    if let Some(prefix) = prefix.filter(|_| !metadata.contains_key("name")) {
-        let name = format!("{prefix}{}", name_of(&format!("{file}:{first}"), 5));
-        metadata.insert("name".to_owned(), json!(name));
-    }
 }
 
 /// Returns whether a workload may have two pods with networks of their own at a time. Kinds that Tortie does not know count as those

@@ -8,11 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
+use tortie_api::report::NodeReport;
 use tortie_controllers::LEASE_NAME;
 use tortie_deploy::{DAEMON_SET, DEFINITION_POLICY, NAMESPACE};
 use tortie_store::kubernetes::{Kubernetes, ObjectError};
+use tortie_store::stale;
 
 use crate::install::INTERVAL;
 use crate::install::cluster::{ClusterArguments, get, list};
@@ -384,7 +387,8 @@ async fn has_controllers(cluster: &Kubernetes) -> anyhow::Result<bool> {
 /// nothing else takes that back, and no pod is scheduled to such a node. A node without a ready agent of Tortie has no other network, and stays.
 async fn announce_network(cluster: &Kubernetes) -> anyhow::Result<()> {
     let agents = Rollout::read(cluster, DAEMON_SET).await?;
-    let reports = list(cluster, "/apis/tortie.io/v1/nodereports").await?;
+    let mut reports = list(cluster, "/apis/tortie.io/v1/nodereports").await?;
+    reports.retain(|report| is_fresh(report, jiff::Timestamp::now()));
     for node in list(cluster, "/api/v1/nodes").await? {
         let name = node["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let is_down = |one: &Value| {
@@ -415,8 +419,13 @@ async fn announce_network(cluster: &Kubernetes) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether an agent of Tortie provides the node's network: by its ready pod, or by a report where agents run outside of pods. The
-/// report of an agent that has ended stays, so it does not count where the node has a pod of the agent.
+/// Returns whether the agent that wrote this report runs. The report of one that has ended stays, and gets old.
+fn is_fresh(report: &Value, now: jiff::Timestamp) -> bool {
+    NodeReport::deserialize(report).is_ok_and(|report| stale(&report.status, None, now).is_none())
+}
+
+/// Returns whether an agent of Tortie provides the node's network: by its ready pod, or by a fresh report where agents run outside of pods.
+/// A report does not count where the node has a pod of the agent, because it stays for a while when the agent has ended.
 fn has_agent(node: &str, pods: &[Value], reports: &[Value]) -> bool {
     let of_node: Vec<&Value> = pods.iter().filter(|pod| pod["spec"]["nodeName"] == node).collect();
     if of_node.is_empty() {
@@ -528,6 +537,20 @@ mod tests {
             ("one", vec![], vec![], false),
         ] {
             assert_eq!(has_agent(node, &pods, &reports), expected, "{node} {pods:?} {reports:?}");
+        }
+    }
+
+    #[test]
+    fn the_report_of_an_agent_that_has_ended_gets_old() {
+        let now: jiff::Timestamp = "2026-11-29T12:00:00Z".parse().unwrap();
+        let report = |time: &str| json!({"metadata": {"name": "w"}, "status": {"os": "windows", "endpoints": 0, "positions": {}, "time": time, "heartbeatSeconds": 60}});
+        for (report, expected) in [
+            (report("2026-11-29T11:59:00Z"), true),
+            (report("2026-11-29T11:00:00Z"), false),
+            (report("unknown"), false),
+            (json!({"metadata": {"name": "w"}}), false),
+        ] {
+            assert_eq!(is_fresh(&report, now), expected, "{report}");
         }
     }
 }

@@ -13,6 +13,7 @@ use tortie_store::{Store, StoreError, Stored, identify};
 
 use super::plan::{self, LABEL, NAMESPACE};
 use crate::delete::within;
+use crate::output;
 
 /// The pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -323,13 +324,19 @@ impl Removal {
 /// Reads an object; again, while the datastore is busy or out of reach.
 async fn read(store: &dyn Store, key: &Key) -> anyhow::Result<Option<Stored>> {
     let deadline = Instant::now() + OUTAGE;
+    let mut is_told = false;
     loop {
         let error = match store.get(key).await {
             Ok(found) => return Ok(found),
             Err(error) => anyhow::Error::from(error),
         };
         match outage(&error) {
-            Some(pause) if Instant::now() < deadline => sleep(pause).await,
+            Some(pause) if Instant::now() < deadline => {
+                if !std::mem::replace(&mut is_told, true) {
+                    output::error_line(&format!("{error}; trying again for {} s", OUTAGE.as_secs()));
+                }
+                sleep(pause).await;
+            }
             _ => return Err(error),
         }
     }

@@ -50,7 +50,7 @@ fn commands_return_the_exit_codes_of_a_shell() {
         lab.tortie(&["lab", "capture", "primary", "--", "pwd"]).current_dir("/etc").output().unwrap();
     assert_eq!(output.stdout, b"/etc\n");
     let output = lab.tortie(&["lab", "exec", "nobody", "--", "true"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(errors, "error: pod default/nobody: is not running in this lab\n");
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
-use tortie_api::{Cidr, Key, Kind, Resource, spelling};
+use tortie_api::{Cidr, Key, Kind, Resource, spelling, stand_in};
 
 use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::{Oracle, Snapshot, Stored};
@@ -130,8 +130,7 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
     let mut services: BTreeMap<IpAddr, &Key> = BTreeMap::new();
     for (key, stored) in snapshot.iter() {
         if let Ok(Resource::Service(service)) = &stored.resource {
-            // Of 240.0.0.0/4 are only those that stand for addresses that files do not give.
-            let given = |address: &IpAddr| !matches!(address, IpAddr::V4(it) if it.octets()[0] >= 240);
+            let given = |address: &IpAddr| !stand_in::is_stand_in(address);
             services.extend(service.cluster_ips().into_iter().filter(given).map(|address| (address, key)));
         }
     }

@@ -1,5 +1,6 @@
 //! The client.
 
+use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 use tortie_api::{Key, Kind, Position, Positions};
+use tower::BoxError;
 
 use super::generated::store_client::StoreClient;
 use super::known_store::{Checked, KnownStore, refused};
@@ -54,15 +56,15 @@ impl Remote {
     pub fn unix(path: &Path) -> Self {
         let path = path.to_owned();
         // The address is not used, because the connector knows the socket.
-        let channel =
-            bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
-                tower::service_fn(move |_| {
-                    let path = path.clone();
-                    async move {
-                        Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?))
-                    }
-                }),
-            );
+        let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
+            tower::service_fn(move |_| {
+                let path = path.clone();
+                async move {
+                    let stream = tokio::net::UnixStream::connect(&path).await;
+                    stream.map(TokioIo::new).map_err(|error| at(&path.display(), &error))
+                }
+            }),
+        );
         Self::over(channel)
     }
 
@@ -81,8 +83,11 @@ impl Remote {
         let tls = Arc::new(tls);
         let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
             tower::service_fn(move |_| {
-                let (uri, name, tls) = (uri.clone(), name.clone(), tls.clone());
-                async move { tls.connect(uri, name).await }
+                let (uri, name, tls, authority) = (uri.clone(), name.clone(), tls.clone(), authority.clone());
+                async move {
+                    let connected = tls.connect(uri, name).await;
+                    connected.map_err(|error| BoxError::from(with_causes(authority, Some(&*error))))
+                }
             }),
         );
         Ok(Self::over(channel))
@@ -261,6 +266,11 @@ fn authority(address: &str) -> Option<String> {
     Some(if is_bare { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }
 
+/// The error of a connection, with its address.
+fn at(address: &dyn std::fmt::Display, error: &std::io::Error) -> std::io::Error {
+    std::io::Error::new(error.kind(), format!("{address}: {error}"))
+}
+
 /// No call may wait forever for a service that hangs.
 fn bounded(endpoint: Endpoint) -> Endpoint {
     let (interval, patience) = KEEPALIVE;
@@ -293,12 +303,20 @@ fn error(status: Status, kind: Option<Kind>) -> StoreError {
     }
 }
 
-/// The message and its causes, because the message alone is often only "transport error".
+/// What tonic says of any problem of a connection. The cause says more.
+const TRANSPORT_ERROR: &str = "transport error";
+
+/// The message and its causes, each once.
 pub(crate) fn describe(status: &Status) -> String {
-    let mut text = status.message().to_owned();
-    let mut cause = std::error::Error::source(status);
+    with_causes(status.message().to_owned(), status.source())
+}
+
+fn with_causes(mut text: String, mut cause: Option<&(dyn Error + 'static)>) -> String {
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let more = error.to_string();
+        if more != TRANSPORT_ERROR && !text.contains(&more) {
+            text = if text == TRANSPORT_ERROR { more } else { format!("{text}: {more}") };
+        }
         cause = error.source();
     }
     text

@@ -224,6 +224,25 @@ async fn a_block_of_another_node_without_a_route_is_reported() {
     }
 }
 
+/// A new speaker has not asked its peers yet, so it does not know what they lack.
+#[tokio::test]
+async fn a_new_speaker_forgets_the_blocks_that_the_former_one_found_out_of_reach() {
+    let mut runner = runner(None);
+    put_cluster(&mut runner, "True");
+    let start = Instant::now();
+    for (last, is_named) in [(1, true), (9, false)] {
+        runner.apply(config(Ipv4Addr::new(192, 0, 2, last), Vec::new()), BTreeMap::new()).await.unwrap();
+        if is_named {
+            runner.is_complete = true;
+            for seconds in [0, 60] {
+                runner.look_for_blocks(&[], start + Duration::from_secs(seconds)).await;
+            }
+        }
+        let named = runner.conditions().iter().any(|it| it.reason == Reason::BlockUnreachable);
+        assert_eq!(named, is_named, "{last}");
+    }
+}
+
 /// A node that is not ready has a condition of its own, and others are as connected as before.
 #[tokio::test]
 async fn a_session_with_a_node_that_is_not_ready_is_no_fault_of_others() {

@@ -204,6 +204,8 @@ fn folders_as_people_keep_them_have_answers() {
             "---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: p, namespace: shop}}, spec: {{podSelector: {{matchLabels: {{app: {app}}}}}}}}}\n"
         )
     };
+    let generated =
+        |app: &str| policy(app).trim_start_matches("---").trim().replace("name: p", "generateName: p-");
     let web = "---\n{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: shop}, spec: {template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c}]}}}}\n";
     let client = "---\n{apiVersion: v1, kind: Pod, metadata: {name: client, namespace: shop}, spec: {containers: [{name: c}]}}\n";
     for (more, code, note) in [
@@ -213,6 +215,8 @@ fn folders_as_people_keep_them_have_answers() {
         ([policy("z"), policy("x"), web.to_owned()].concat(), 1, "KubernetesNetworkPolicy shop/p is given twice, and differently"),
         ([policy("x"), "---\nreplicas: 3\nimage: {tag: x}\n".to_owned()].concat(), 1, "is no manifest: it has neither apiVersion nor kind"),
         ("---\n{apiVersion: batch/v1, kind: Job, metadata: {generateName: clean-, namespace: shop}, spec: {template: {spec: {containers: [{name: c}]}}}}\n".to_owned(), 0, ""),
+        // Two objects with generateName on one line.
+        (format!("---\n{{apiVersion: v1, kind: List, items: [{}]}}\n", ["x", "z"].map(generated).join(", ")), 1, ""),
     ] {
         let (got, out, err) = run(&[shop, web, client, &more].concat(), &["explain", "shop/client", "shop/web"]);
         assert!(got == code && err.contains(note), "{more}: {out}{err}");

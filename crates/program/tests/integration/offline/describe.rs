@@ -86,5 +86,5 @@ fn several_objects_are_described_and_missing_ones_named() {
     let (code, out, err) = describe(&["pod/back-0", "pod/absent"]);
     assert!(code == 1 && out.contains("back-0") && err.contains("Pod absent does not exist"), "{out}{err}");
     let (code, _, err) = describe(&["ipamblocks"]);
-    assert!(code == 1 && err.contains("tortie ipam show"), "{err}");
+    assert!(code == 2 && err.contains("tortie ipam show"), "{err}");
 }

@@ -13,6 +13,7 @@ mod json;
 mod lint;
 mod matrix;
 mod preview;
+mod reference;
 #[cfg(target_os = "linux")]
 mod routes;
 mod support;

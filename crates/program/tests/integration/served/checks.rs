@@ -475,7 +475,7 @@ async fn unwritable_output_gives_a_failing_exit_code() {
     for arguments in [&["get", "nodes"][..], &["--version"], &["explain", "--help"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = into(&cluster, arguments, full.into()).await;
-        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         let printed = text_of(&output);
         assert!(
             printed.contains("error: standard output: No space left on device"),
@@ -486,7 +486,7 @@ async fn unwritable_output_gives_a_failing_exit_code() {
         let output = into(&cluster, arguments, writer.into()).await;
         assert_eq!(
             (output.status.code(), crate::served::support::text_of(&output).as_str()),
-            (Some(1), ""),
+            (Some(2), ""),
             "{arguments:?}"
         );
     }

@@ -128,8 +128,8 @@ async fn objects_are_selected_and_printed_as_requested() {
     for (line, code, expected) in [
         ("pod|front|absent|-n|shop|-o|name", 1, "pod/front\nerror: Pod absent does not exist\n"),
         ("pod/absent", 1, "error: Pod absent does not exist\n"),
-        ("pots", 1, "error: \"pots\" is no kind of object"),
-        ("pod/a|b", 1, "not of the form KIND/NAME"),
+        ("pots", 2, "error: \"pots\" is no kind of object"),
+        ("pod/a|b", 2, "not of the form KIND/NAME"),
         ("pods|-o|xml", 2, "it is none of wide, json"),
         ("pods|-o|jsonpath={.a", 2, "not closed"),
         ("pods|-l|a in b", 2, "is no name of a label"),

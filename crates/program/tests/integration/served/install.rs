@@ -88,7 +88,7 @@ fn an_installation_comes_and_goes() {
         (output.status.code(), text_of(&output))
     };
     let (code, text) = run(&["install"]);
-    assert!(code == Some(1) && text.contains("--pool is missing"), "{text}");
+    assert!(code == Some(2) && text.contains("--pool is missing"), "{text}");
     let (code, text) = run(&["status"]);
     assert!(code == Some(1) && text.contains("not installed"), "{text}");
 
@@ -110,7 +110,7 @@ fn an_installation_comes_and_goes() {
     );
     servers.apply(&pool).unwrap();
     let (code, text) = run(&["install", "--pool", "10.244.0.0/16"]);
-    assert!(code == Some(1) && text.contains("would have no effect"), "{text}");
+    assert!(code == Some(2) && text.contains("would have no effect"), "{text}");
     let (code, text) = run(&["status"]);
     assert!(code == Some(1) && text.contains("1 of 1 nodes ready") && text.contains("10.1.0.0/16"), "{text}");
     let row = text.lines().find(|line| line.starts_with("one ")).unwrap();
@@ -197,13 +197,13 @@ fn nodes_move_from_flannel_one_by_one() {
         (output.status.code(), text_of(&output))
     };
     let (code, text) = run(&["install", "--flannel"]);
-    assert!(code == Some(1) && text.contains("no DaemonSet kube-flannel-ds"), "{text}");
+    assert!(code == Some(2) && text.contains("no DaemonSet kube-flannel-ds"), "{text}");
     servers.apply(NODE).unwrap();
     servers.apply(FLANNEL).unwrap();
     let (code, text) = run(&["install", "--pool", "10.244.0.0/16"]);
-    assert!(code == Some(1) && text.contains("kube-flannel/kube-flannel-ds provides"), "{text}");
+    assert!(code == Some(2) && text.contains("kube-flannel/kube-flannel-ds provides"), "{text}");
     let (code, text) = run(&["install", "--flannel"]);
-    assert!(code == Some(1) && text.contains("would run beside Tortie's agents"), "{text}");
+    assert!(code == Some(2) && text.contains("would run beside Tortie's agents"), "{text}");
     // The message has the command as a shell takes it.
     let command = text.lines().find(|line| line.starts_with("kubectl ")).unwrap();
     let (words, patch) = command.split_once(" '").unwrap();
@@ -248,7 +248,7 @@ fn nodes_move_from_flannel_one_by_one() {
     servers.kubectl(&["delete", "namespace", "kube-flannel", "--wait=false"]).unwrap();
     servers.kubectl(&["delete", "-n", "kube-flannel", "daemonset", "kube-flannel-ds"]).unwrap();
     let (code, text) = run(&["install"]);
-    assert!(code == Some(1) && text.contains("use --flannel again"), "{text}");
+    assert!(code == Some(2) && text.contains("use --flannel again"), "{text}");
     let (code, text) = run(&["install", "--flannel", "--no-wait"]);
     assert!(
         code == Some(0) && text.contains("stay as they are") && text.contains("(10.244.0.0/16)"),
@@ -262,7 +262,7 @@ fn nodes_move_from_flannel_one_by_one() {
     std::fs::write(&file, r#"{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}}"#).unwrap();
     let (code, text) = run(&["install", "--flannel", "--flannel-config", file.to_str().unwrap()]);
     std::fs::remove_file(file).unwrap();
-    assert!(code == Some(1) && text.contains("IPPool other (10.244.0.0/17) overlaps"), "{text}");
+    assert!(code == Some(2) && text.contains("IPPool other (10.244.0.0/17) overlaps"), "{text}");
 }
 
 /// Calico 3.32 may keep its kinds in `projectcalico.org/v3`. Tortie then works on these, creates no definitions of the

@@ -201,19 +201,19 @@ fn calico_stops_and_starts_as_it_was_and_its_policies_survive() {
     // No agent of Tortie has reported.
     let (code, text) = run("calico stop");
     assert!(
-        code == Some(1) && text.contains("node one: not all policy is known to be in force"),
+        code == Some(2) && text.contains("node one: not all policy is known to be in force"),
         "{code:?} {text}"
     );
     let (code, text) = run("calico stop --dry-run");
-    assert!(code == Some(1) && text.matches("would stop").count() == 5, "what is in the way, too: {text}");
+    assert!(code == Some(2) && text.matches("would stop").count() == 5, "what is in the way, too: {text}");
     let (code, text) = run("calico start");
-    assert!(code == Some(1) && text.contains("has changed nothing"), "{text}");
+    assert!(code == Some(2) && text.contains("has changed nothing"), "{text}");
     report(&servers);
     let (code, text) = run("calico stop");
-    assert!(code == Some(1) && text.contains("no Tortie controllers lead"), "{code:?} {text}");
+    assert!(code == Some(2) && text.contains("no Tortie controllers lead"), "{code:?} {text}");
     lead(&servers);
     let (code, text) = run("calico remove");
-    assert!(code == Some(1) && text.contains("run tortie calico stop first"), "{text}");
+    assert!(code == Some(2) && text.contains("run tortie calico stop first"), "{text}");
     let (code, text) = run("calico stop --dry-run");
     assert!(code == Some(0) && text.matches("would stop").count() == 5, "{text}");
     assert_eq!(components(&servers), before, "nothing was changed until now");
@@ -231,7 +231,7 @@ fn calico_stops_and_starts_as_it_was_and_its_policies_survive() {
     assert!(code == Some(0) && text.contains("none of Calico's components"), "{text}");
 
     let (code, text) = run("uninstall");
-    assert!(code == Some(1) && text.contains("run tortie calico start first"), "{text}");
+    assert!(code == Some(2) && text.contains("run tortie calico start first"), "{text}");
 
     // What somebody else writes into the record is not carried out, and what is missing is not forgotten.
     let record = ["configmap", "tortie-calico", "-n", "tortie-system"];
@@ -242,7 +242,7 @@ fn calico_stops_and_starts_as_it_was_and_its_policies_survive() {
     let path = "/apis/apps/v1/namespaces/calico-system/daemonsets/calico-node";
     patch(json!({"path": path, "merge": {"spec": {"template": {"spec": {"hostPID": true}}}}}));
     let (code, text) = run("calico start");
-    assert!(code == Some(1) && text.contains("is none of tortie calico stop"), "{text}");
+    assert!(code == Some(2) && text.contains("is none of tortie calico stop"), "{text}");
     assert_eq!(components(&servers), stopped);
     patch(
         json!({"path": path, "merge": {"spec": {"template": {"spec": {"nodeSelector": {"tortie.io/calico": null}}}}}}),
@@ -252,7 +252,7 @@ fn calico_stops_and_starts_as_it_was_and_its_policies_survive() {
     assert!(code == Some(0) && text.contains("started"), "{text}");
     assert_eq!(components(&servers), before);
     let (code, text) = run("calico start");
-    assert!(code == Some(1) && text.contains("taken back already"), "{text}");
+    assert!(code == Some(2) && text.contains("taken back already"), "{text}");
 
     // For good: what the operator would have to release goes without it.
     report(&servers);
@@ -270,7 +270,7 @@ fn calico_stops_and_starts_as_it_was_and_its_policies_survive() {
     let (code, text) = run("calico remove");
     assert!(code == Some(0) && text.contains("has left nothing"), "{text}");
     let (code, text) = run("calico start");
-    assert!(code == Some(1) && text.contains("taken back already"), "{text}");
+    assert!(code == Some(2) && text.contains("taken back already"), "{text}");
 
     // As `helm uninstall` of Calico's chart does it.
     let definition = "globalnetworkpolicies.crd.projectcalico.org";

@@ -402,7 +402,7 @@ fn kustomizations_are_built_by_kubectl_or_kustomize() {
     };
     let (code, text) = run("apply", "");
     assert!(
-        code == 1 && text.contains("neither is in PATH; install one, or pipe manifests to -f -"),
+        code == 2 && text.contains("neither is in PATH; install one, or pipe manifests to -f -"),
         "{text}"
     );
 
@@ -427,5 +427,5 @@ fn kustomizations_are_built_by_kubectl_or_kustomize() {
     }
     std::fs::write(at("base/kustomization.yaml"), "resources: [absent.yaml]\n").unwrap();
     let (code, text) = run("apply", &at("kubectl").display().to_string());
-    assert!(code == 1 && text.contains("absent.yaml") && text.contains("kubectl kustomize failed"), "{text}");
+    assert!(code == 2 && text.contains("absent.yaml") && text.contains("kubectl kustomize failed"), "{text}");
 }

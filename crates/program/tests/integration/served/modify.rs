@@ -67,7 +67,7 @@ async fn objects_that_left_the_manifests_are_pruned() {
         &cluster,
         &[
             (&prune(""), 2, "--selector"),
-            (&prune("|-l|part=two"), 1, "does not have the labels of --prune"),
+            (&prune("|-l|part=two"), 2, "does not have the labels of --prune"),
             (&prune("|-l|part=one|--dry-run"), 0, "NetworkPolicy shop/b would be pruned"),
         ],
     )
@@ -82,7 +82,7 @@ async fn objects_that_left_the_manifests_are_pruned() {
     expect(&cluster, &[(&prune("|-l|part=one"), 0, "namespaces are not pruned")]).await;
     cluster.file(&policy("a", "shop", "one"));
     let replace = format!("replace|-f|{file}|--prune|-l|part=one");
-    expect(&cluster, &[(&replace, 1, "--prune has an effect with apply only")]).await;
+    expect(&cluster, &[(&replace, 2, "--prune has an effect with apply only")]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -94,7 +94,7 @@ async fn objects_are_created_changed_and_deleted_as_requested() {
         &cluster,
         &[
             (&on_file("apply|--dry-run"), 0, "NetworkPolicy shop/web created (dry run)"),
-            (&on_file("replace"), 1, "m.yml:2: NetworkPolicy shop/web does not exist"),
+            (&on_file("replace"), 2, "m.yml:2: NetworkPolicy shop/web does not exist"),
         ],
     )
     .await;
@@ -103,7 +103,7 @@ async fn objects_are_created_changed_and_deleted_as_requested() {
         &cluster,
         &[
             (&on_file("create"), 0, "NetworkPolicy shop/web created"),
-            (&on_file("create"), 1, "NetworkPolicy shop/web exists already"),
+            (&on_file("create"), 2, "NetworkPolicy shop/web exists already"),
             (&on_file("apply|--dry-run"), 0, "NetworkPolicy shop/web unchanged (dry run)"),
             (&on_file("replace"), 0, "NetworkPolicy shop/db unchanged"),
         ],
@@ -124,14 +124,14 @@ async fn objects_are_created_changed_and_deleted_as_requested() {
             ),
             (
                 "label|networkpolicies|-n|shop|x=y",
-                1,
+                2,
                 "which networkpolicies? Give names, --all, -l or --field-selector",
             ),
-            ("label|networkpolicies|web|--all|-n|shop|x=y", 1, "give either the names"),
-            ("label|networkpolicy/web|-n|shop", 1, "nothing to change"),
+            ("label|networkpolicies|web|--all|-n|shop|x=y", 2, "give either the names"),
+            ("label|networkpolicy/web|-n|shop", 2, "nothing to change"),
             ("label|networkpolicy/absent|-n|shop|x=y", 1, "NetworkPolicy shop/absent: it does not exist"),
             ("annotate|gns|office|note=of the office", 0, "GlobalNetworkSet office changed\n"),
-            ("label|nodereport/one|x=y", 1, "is written by the node's agent"),
+            ("label|nodereport/one|x=y", 2, "is written by the node's agent"),
             (
                 "label|networkpolicy/web|-n|shop|x=y|--dry-run",
                 0,
@@ -163,7 +163,7 @@ async fn objects_are_created_changed_and_deleted_as_requested() {
             ("patch|networkpolicy/db|-n|shop|-p|{spec: {selectr: x}}", 1, "unknown field `selectr`"),
             ("patch|networkpolicy/db|-n|shop|-p|{spec: {tier: nosuch}}", 1, "tier nosuch does not exist"),
             ("patch|networkpolicy/db|-n|shop|-p|{metadata: {name: other}}", 1, "cannot be changed"),
-            ("patch|networkpolicy/db|-n|shop|-p|[1]", 1, "an object is expected"),
+            ("patch|networkpolicy/db|-n|shop|-p|[1]", 2, "an object is expected"),
             ("patch|networkpolicy/db|-n|shop", 2, "required"),
         ],
     )
@@ -187,7 +187,7 @@ async fn objects_are_created_changed_and_deleted_as_requested() {
                 "NetworkPolicy shop/web does not exist (a Kubernetes policy is a knp)",
             ),
             ("delete|networkpolicy|web|-n|shop|--ignore-not-found", 0, ""),
-            ("delete|networkpolicies", 1, "which networkpolicies?"),
+            ("delete|networkpolicies", 2, "which networkpolicies?"),
             ("delete|networkpolicies|--all|-n|shop", 0, "NetworkPolicy shop/db deleted\n"),
             ("delete|networkpolicies|--all|-n|shop", 0, ""),
         ],
@@ -261,7 +261,7 @@ async fn only_policies_of_tier_default_have_two_names() {
     expect(
         &cluster,
         &[
-            (&format!("apply|-f|{file}"), 1, "the manifests have it under its other name, too"),
+            (&format!("apply|-f|{file}"), 2, "the manifests have it under its other name, too"),
             ("patch|np|default.foo|-n|shop|-p|{spec: {order: 5}}", 1, "it does not exist"),
             ("patch|np|default.bar|-n|shop|-p|{spec: {order: 5}}", 0, "changed"),
             ("patch|np|bar|-n|shop|-p|{metadata: {uid: x}}", 1, "metadata.uid cannot be changed"),

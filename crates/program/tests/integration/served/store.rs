@@ -60,12 +60,12 @@ fn machines_share_a_datastore_by_certificates() {
     let folder = temporary.path();
     std::fs::write(folder.join("node.yml"), NODE).unwrap();
     std::fs::write(folder.join("set.yml"), SET).unwrap();
-    expect(folder, "certs store", 1, "run tortie certs authority first");
+    expect(folder, "certs store", 2, "run tortie certs authority first");
     expect(folder, "certs authority", 0, "tortie-certs/authority.key");
-    expect(folder, "certs authority", 1, "--renew replaces a certificate");
-    expect(folder, "certs authority --renew", 1, "makes all certificates invalid");
-    expect(folder, "certs node a/b", 1, "\"a/b\" is no name of a Node");
-    expect(folder, "certs operator ../ann", 1, "is no name of an operator");
+    expect(folder, "certs authority", 2, "--renew replaces a certificate");
+    expect(folder, "certs authority --renew", 2, "makes all certificates invalid");
+    expect(folder, "certs node a/b", 2, "\"a/b\" is no name of a Node");
+    expect(folder, "certs operator ../ann", 2, "is no name of an operator");
     expect(folder, "certs authority --dir other", 0, "other/authority.crt");
     for line in
         ["store", "node one", "controllers", "operator ann", "node late --days 1", "operator eve --dir other"]
@@ -84,7 +84,7 @@ fn machines_share_a_datastore_by_certificates() {
         )
     };
     expect(folder, "certs operator bob", 0, "operator-bob.crt");
-    expect(folder, "certs revoke other/operator-eve.crt", 1, "another authority has issued");
+    expect(folder, "certs revoke other/operator-eve.crt", 2, "another authority has issued");
     expect(folder, "certs revoke tortie-certs/operator-bob.crt", 0, "authority.crl: 1 revoked");
     let line = format!(
         "store serve --data d/s.redb --socket s.sock --listen {address} --tls-revoked tortie-certs/authority.crl {}",
@@ -92,7 +92,7 @@ fn machines_share_a_datastore_by_certificates() {
     );
     expect(folder, "store init --data d/s.redb", 0, "created in d/s.redb");
     let running = serve(folder, &line);
-    expect(folder, "store serve --data d/s.redb --socket other.sock", 1, "d/s.redb");
+    expect(folder, "store serve --data d/s.redb --socket other.sock", 2, "d/s.redb");
     let on = |dir: &str, name: &str, rest: &str| format!("{rest} --store tls:{address} {}", files(dir, name));
     expect(
         folder,
@@ -101,10 +101,10 @@ fn machines_share_a_datastore_by_certificates() {
         "Node one created",
     );
     expect(folder, &on("tortie-certs", "node-one", "get nodes"), 0, "one");
-    expect(folder, &on("tortie-certs", "node-one", "delete gns s"), 1, "node one may not delete");
+    expect(folder, &on("tortie-certs", "node-one", "delete gns s"), 2, "node one may not delete");
     expect(folder, &on("tortie-certs", "controllers", "get gns"), 0, "s");
-    expect(folder, &on("other", "operator-eve", "get nodes"), 1, "error: ");
-    expect(folder, &on("tortie-certs", "operator-bob", "get nodes"), 1, "error: ");
+    expect(folder, &on("other", "operator-eve", "get nodes"), 2, "error: ");
+    expect(folder, &on("tortie-certs", "operator-bob", "get nodes"), 2, "error: ");
     expect(folder, &on("tortie-certs", "node-late", "get nodes"), 0, "one");
     // The certificate that somebody has stolen is the one from before the renewal.
     let issued = || {
@@ -120,10 +120,10 @@ fn machines_share_a_datastore_by_certificates() {
     expect(folder, &format!("certs revoke tortie-certs/issued/{stolen}"), 0, "2 revoked");
     expect(folder, &on("tortie-certs", "node-late", "get nodes"), 0, "one");
     expect(folder, "certs revoke tortie-certs/node-late.crt tortie-certs/operator-bob.crt", 0, "3 revoked");
-    expect(folder, &on("tortie-certs", "node-late", "get nodes"), 1, "error: ");
+    expect(folder, &on("tortie-certs", "node-late", "get nodes"), 2, "error: ");
     expect(folder, &on("tortie-certs", "node-one", "get nodes"), 0, "one");
     // The certificate of the service is for no client, and that of a client for no service.
-    expect(folder, &on("tortie-certs", "store", "get nodes"), 1, "error: ");
+    expect(folder, &on("tortie-certs", "store", "get nodes"), 2, "error: ");
     expect(folder, "get nodes --store unix:s.sock", 0, "one");
     end(running);
     assert!(!folder.join("s.sock").exists());
@@ -144,26 +144,26 @@ fn a_store_is_made_once_and_keeps_its_identity() {
     expect(
         folder,
         "store serve --data d/s.redb --socket s.sock",
-        1,
+        2,
         "`tortie store init` makes a store, once",
     );
     assert!(!folder.join("d").exists(), "nothing is made");
-    expect(folder, "store identity --data d/s.redb", 1, "d/s.redb: the file does not exist");
+    expect(folder, "store identity --data d/s.redb", 2, "d/s.redb: the file does not exist");
     expect(folder, "store init --data d/s.redb", 0, "created in d/s.redb");
     let mode = std::fs::metadata(folder.join("d/s.redb")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let identity = || text_of(&command(folder, "store identity --data d/s.redb").output().unwrap());
     let first = identity();
     assert_eq!(first.trim().len(), SUCCESSOR.len(), "{first}");
-    expect(folder, "store init --data d/s.redb", 1, "d/s.redb: the file exists already");
+    expect(folder, "store init --data d/s.redb", 2, "d/s.redb: the file exists already");
     assert_eq!(identity(), first);
 
     let running = serve(folder, "store serve --data d/s.redb --socket s.sock");
-    expect(folder, "store identity --data d/s.redb", 1, "served by a process");
+    expect(folder, "store identity --data d/s.redb", 2, "served by a process");
     expect(
         folder,
         &format!("store identity --data d/s.redb --replace-with {SUCCESSOR}"),
-        1,
+        2,
         "served by a process",
     );
     end(running);
@@ -175,7 +175,7 @@ fn a_store_is_made_once_and_keeps_its_identity() {
     expect(folder, "store init --data u.redb --identity u", 2, "no identity of a store");
     for (name, text) in [("empty", ""), ("text", "this is no store, but a text of some length")] {
         std::fs::write(folder.join(name), text).unwrap();
-        expect(folder, &format!("store serve --data {name} --socket s.sock"), 1, name);
+        expect(folder, &format!("store serve --data {name} --socket s.sock"), 2, name);
         assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), text, "it is left alone");
     }
 }
@@ -206,7 +206,7 @@ fn a_damaged_store_is_refused_and_restored() {
     let mode = std::fs::metadata(&backup).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     expect(folder, "delete gns s --store unix:s.sock", 0, "deleted");
-    expect(folder, "store check --data s.redb", 1, "served by a process");
+    expect(folder, "store check --data s.redb", 2, "served by a process");
     end(running);
     expect(folder, "store check --data s.redb", 0, "1 object");
     expect(folder, "store backup --to others --data s.redb", 0, "1 object");
@@ -219,14 +219,14 @@ fn a_damaged_store_is_refused_and_restored() {
     places.into_iter().for_each(|place| bytes[place + 2] ^= 1);
     std::fs::write(folder.join("s.redb"), &bytes).unwrap();
     for line in ["store check --data s.redb", "store serve --data s.redb --socket s.sock"] {
-        expect(folder, line, 1, "s.redb: the store's file is damaged");
+        expect(folder, line, 2, "s.redb: the store's file is damaged");
     }
     assert_eq!(std::fs::read(folder.join("s.redb")).unwrap(), bytes, "it is left alone");
     expect(folder, "store repair --data s.redb --to saved.redb", 1, "lost: nodes one");
     expect(folder, "store check --data saved.redb", 0, "0 objects");
 
     let from = format!("store restore --from {} --data", backup.display());
-    expect(folder, &format!("{from} s.redb"), 1, "exists already");
+    expect(folder, &format!("{from} s.redb"), 2, "exists already");
     expect(folder, &format!("{from} new.redb"), 0, "2 objects");
     let running = serve(folder, "store serve --data new.redb --socket s.sock");
     expect(folder, "get gns --store unix:s.sock", 0, "s");
