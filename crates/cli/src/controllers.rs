@@ -1,6 +1,6 @@
 //! `tortie controllers`: what runs once in a cluster.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ pub(crate) struct Controllers {
     store: StoreArguments,
     /// With --store etcd: copy namespaces, service accounts, nodes, policies, pods and Services from this Kubernetes API;
     /// without a file, from the one that kubectl would use, or that this pod runs in
-    #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, default_missing_value = "")]
-    kubernetes: Option<PathBuf>,
+    #[arg(long, value_name = "KUBECONFIG")]
+    kubernetes: Option<Option<PathBuf>>,
     /// How many seconds a Node must be missing before its addresses, blocks, report and automatic host endpoint are removed
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = clap::value_parser!(u64).range(1..))]
     node_grace: u64,
@@ -45,7 +45,7 @@ impl Controllers {
             }
             let kubernetes: Option<Arc<dyn Endpoints>> = match &self.kubernetes {
                 None => None,
-                Some(file) => Some(Arc::new(Kubernetes::new(&config(file)).await?)),
+                Some(file) => Some(Arc::new(Kubernetes::new(&config(file.as_deref())).await?)),
             };
             let host =
                 std::fs::read_to_string("/proc/sys/kernel/hostname").context("the name of this machine")?;
@@ -69,9 +69,6 @@ impl Controllers {
     }
 }
 
-fn config(file: &std::path::Path) -> KubernetesConfig {
-    match file.as_os_str().is_empty() {
-        true => KubernetesConfig::Inferred,
-        false => KubernetesConfig::Kubeconfig(file.to_owned()),
-    }
+fn config(file: Option<&Path>) -> KubernetesConfig {
+    file.map_or(KubernetesConfig::Inferred, |file| KubernetesConfig::Kubeconfig(file.to_owned()))
 }

@@ -4,6 +4,7 @@ mod completed;
 mod convert;
 mod cost;
 mod describe;
+mod documentation;
 mod dropped;
 mod expectations;
 mod explain;
@@ -13,7 +14,7 @@ mod json;
 mod lint;
 mod matrix;
 mod preview;
-mod reference;
+
 #[cfg(target_os = "linux")]
 mod routes;
 mod support;
