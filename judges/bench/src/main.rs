@@ -82,7 +82,8 @@ fn run(names: &[&str]) -> Result<()> {
     if wanted("cni") || wanted("demo") {
         packages::require_root("the benchmarks of CNI and the demo")?;
         packages::install(&packages::BENCH_PACKAGES)?;
-        cargo(&["build", "--release", "--package", "tortie-program"])?;
+        // As the benchmarks themselves; its programs are in the folder of a release build.
+        cargo(&["build", "--profile", "bench", "--package", "tortie-program"])?;
     }
     if wanted("cni") {
         let image = image::programs_with_lab()?;
