@@ -61,7 +61,7 @@ pub(crate) async fn wait_for_telling(
     tell: impl Fn(&str),
 ) -> Result<Node, AgentError> {
     let key = Key::global(Kind::Node, name);
-    let mut wait = LongWait { begun: Instant::now(), told: None };
+    let mut wait = LongWait::new(Instant::now());
     // If the datastore answered last time.
     let mut known = None;
     let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
@@ -107,18 +107,27 @@ pub(crate) async fn wait_for_telling(
 const LONG_WAIT: Duration = Duration::from_secs(30);
 /// A wait for a Node, and what was told about it.
 struct LongWait {
-    begun: Instant,
-    /// If the datastore had answered when the problem was told, and when that was.
-    told: Option<(bool, Instant)>,
+    last: Instant,
+    /// How long the datastore has not answered, and how long it has answered without the Node, since the last message.
+    waited: [Duration; 2],
+    /// If the datastore had answered when the problem was told.
+    told: Option<bool>,
 }
 
 impl LongWait {
-    /// Returns whether the problem must be told now. It is told again when it is another one, but not more often than every [`LONG_WAIT`].
+    fn new(begun: Instant) -> Self {
+        Self { last: begun, waited: [Duration::ZERO; 2], told: None }
+    }
+
+    /// Returns whether the problem must be told now: it has lasted for [`LONG_WAIT`] in all, although there may have been another one
+    /// meanwhile. It is told again only after the other one.
     fn is_due(&mut self, has_answered: bool, now: Instant) -> bool {
-        let (told, since) = self.told.unzip();
-        let is_due = told != Some(has_answered) && now - since.unwrap_or(self.begun) >= LONG_WAIT;
+        let waited = &mut self.waited[usize::from(has_answered)];
+        *waited += now - std::mem::replace(&mut self.last, now);
+        let is_due = *waited >= LONG_WAIT && self.told != Some(has_answered);
         if is_due {
-            self.told = Some((has_answered, now));
+            self.told = Some(has_answered);
+            self.waited = [Duration::ZERO; 2];
         }
         is_due
     }
@@ -500,14 +509,15 @@ mod tests {
     fn a_long_wait_is_told_although_the_datastore_answers_now_and_then() {
         let begun = Instant::now();
         let told = |has_answered: fn(u64) -> bool| -> Vec<u64> {
-            let mut wait = LongWait { begun, told: None };
+            let mut wait = LongWait::new(begun);
             let due = |second: &u64| wait.is_due(has_answered(*second), begun + Duration::from_secs(*second));
             (0..100).filter(due).collect()
         };
         assert_eq!(told(|_| true), [30]);
         assert_eq!(told(|_| false), [30]);
-        assert_eq!(told(|second| second.is_multiple_of(2)), [30, 61, 92]);
-        assert_eq!(told(|second| second > 40), [30, 60]);
+        assert_eq!(told(|second| second.is_multiple_of(2)), [59]);
+        assert_eq!(told(|second| second > 40), [30, 70]);
+        assert_eq!(told(|second| second > 20), [50]);
     }
 
     /// An agent with a wrong name must not wait in silence, and one without an answer says so.

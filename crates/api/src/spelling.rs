@@ -61,9 +61,11 @@ pub fn correct(kind: Kind, value: &mut Value) {
 pub fn correct_known(kind: Kind, value: &mut Value, old: &Value) {
     let field = |path: &str| path.replace(|c: char| c.is_ascii_digit(), "");
     let word = |path: &str| old.pointer(&pointer(path)).and_then(Value::as_str).map(str::to_owned);
-    let known: BTreeSet<(String, Option<String>)> =
-        check(kind, old).into_iter().map(|error| (field(&error.path), word(&error.path))).collect();
-    correct_each(kind, value, |path, word| known.contains(&(field(path), Some(word.to_owned()))));
+    let known: BTreeSet<(String, String)> = check(kind, old)
+        .into_iter()
+        .filter_map(|error| Some((field(&error.path), word(&error.path)?)))
+        .collect();
+    correct_each(kind, value, |path, word| known.contains(&(field(path), word.to_owned())));
 }
 
 /// The JSON pointer of a path.

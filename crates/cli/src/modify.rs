@@ -207,22 +207,22 @@ impl Edit {
             let keys = self.selection.keys(&*store, &targets).await?;
             refuse_managed(keys.iter())?;
             warn_of_lock(&*store).await;
-            let mut failed = false;
+            let mut problems = Problems::default();
+            let count = keys.len();
             for key in keys {
                 let mut written = None;
                 match edit_one(&*store, &key, self.dry_run, &mut written).await {
                     Ok(differs) => output::line(&format!("{key} {}", word(differs, self.dry_run))),
                     Err(problem) => {
-                        failed = true;
+                        problems.add(&key, &problem);
                         if let Some(text) = written {
                             let path = crate::editor::keep(&text, "yaml")?;
                             output::error_line(&format!("what you wrote is in {}", path.display()));
                         }
-                        refused(&key, problem)?;
                     }
                 }
             }
-            Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+            Ok(problems.exit_code(count))
         })
     }
 }
@@ -274,30 +274,41 @@ fn change_all(
         let keys = selection.keys(&*store, &targets).await?;
         refuse_managed(keys.iter())?;
         warn_of_lock(&*store).await;
-        let mut failed = false;
+        let mut problems = Problems::default();
+        let count = keys.len();
         for key in keys {
             match change_one(&*store, &key, dry_run, &change).await {
                 Ok(differs) => output::line(&format!("{key} {}", word(differs, dry_run))),
-                Err(error) => {
-                    failed = true;
-                    refused(&key, error)?;
-                }
+                Err(error) => problems.add(&key, &error),
             }
         }
-        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+        Ok(problems.exit_code(count))
     })
 }
 
-/// Reports why an object was not changed.
-///
-/// # Errors
-/// If the datastore does not answer: then nothing is known of the other objects either.
-fn refused(key: &Key, error: anyhow::Error) -> anyhow::Result<()> {
-    if let Some(StoreError::Unavailable(_)) = error.downcast_ref() {
-        return Err(error.context(key.to_string()));
+/// The objects that were not changed.
+#[derive(Default)]
+struct Problems {
+    count: usize,
+    /// Those about which the datastore gave no answer.
+    unanswered: usize,
+}
+
+impl Problems {
+    fn add(&mut self, key: &Key, error: &anyhow::Error) {
+        self.count += 1;
+        self.unanswered += usize::from(matches!(error.downcast_ref(), Some(StoreError::Unavailable(_))));
+        output::error(&format!("{key}: {error:#}"));
     }
-    output::error(&format!("{key}: {error:#}"));
-    Ok(())
+
+    /// The exit code, for this number of objects.
+    fn exit_code(&self, objects: usize) -> ExitCode {
+        match self {
+            Self { count: 0, .. } => ExitCode::SUCCESS,
+            Self { unanswered, .. } if *unanswered == objects => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
 }
 
 /// What happened to an object.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use jiff::Timestamp;
 use tortie_store::rpc::Remote;
-use tortie_store::{Embedded, FileCheck, StoreId};
+use tortie_store::{Embedded, FileCheck, StoreError, StoreId};
 
 use crate::output;
 
@@ -82,7 +82,14 @@ pub(crate) struct Repair {
 
 impl CheckFile {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let found = Embedded::check(&self.file.data)?;
+        let found = match Embedded::check(&self.file.data) {
+            // That is the answer.
+            Err(error @ StoreError::Damaged(_)) => {
+                output::error(&error.to_string());
+                return Ok(ExitCode::FAILURE);
+            }
+            found => found?,
+        };
         output::line(&counted(&found));
         Ok(tell_damaged(&found))
     }

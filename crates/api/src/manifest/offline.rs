@@ -26,8 +26,6 @@ pub struct Offline {
     skipped: Vec<Skipped>,
     notes: Vec<String>,
     seen: Seen,
-    /// The names of objects with `generateName`.
-    generated: BTreeSet<String>,
     /// The owners of the given objects, each with the object it owns.
     owned: Vec<(Reference, Reference)>,
 }
@@ -109,7 +107,13 @@ impl Offline {
     /// Every problem of the file. A cluster with invalid manifests cannot be judged.
     pub fn read(&mut self, file: &str, text: &str) -> Result<(), Vec<Problem>> {
         let mut problems = Vec::new();
-        for document in documents(file, text, &mut problems) {
+        let mut of_line = (0, 0);
+        for mut document in documents(file, text, &mut problems) {
+            let first = document.lines.first;
+            of_line = if of_line.0 == first { (first, of_line.1 + 1) } else { (first, 0) };
+            if !self.is_strict {
+                generate_name(file, of_line, &mut document);
+            }
             if let Err(more) = self.add(file, document) {
                 problems.extend(more);
             }
@@ -120,9 +124,7 @@ impl Offline {
     /// Combines all files.
     #[must_use]
     pub fn settled(self) -> Settled {
-        let Self {
-            is_strict, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned, ..
-        } = self;
+        let Self { is_strict, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned } = self;
         let (mut objects, mut skipped, mut notes) = (objects, skipped, notes);
         // A given pod represents its owner, and the owner of that owner.
         let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
@@ -159,27 +161,7 @@ impl Offline {
         Settled { objects, skipped, notes }
     }
 
-    /// Gives an object with `generateName` a name as the API server does, by its line and by the names given before.
-    fn generate_name(&mut self, file: &str, document: &mut Document) {
-        let first = document.lines.first;
-        let Some(metadata) = document.value.get_mut("metadata").and_then(Value::as_object_mut) else {
-            return;
-        };
-        let prefix = metadata.get("generateName").and_then(Value::as_str).map(str::to_owned);
-        if let Some(prefix) = prefix.filter(|_| !metadata.contains_key("name")) {
-            // One line may have several objects.
-            let numbers = 0_u32..;
-            let mut names =
-                numbers.map(|number| format!("{prefix}{}", name_of(&format!("{file}:{first}:{number}"), 5)));
-            let name = names.find(|name| self.generated.insert(name.clone()));
-            metadata.insert("name".to_owned(), json!(name));
-        }
-    }
-
     fn add(&mut self, file: &str, mut document: Document) -> Result<(), Vec<Problem>> {
-        if !self.is_strict {
-            self.generate_name(file, &mut document);
-        }
         let text = |name: &str| document.value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
         // One with metadata or spec may be a policy that lacks them by mistake.
@@ -352,6 +334,17 @@ fn owners(value: &Value) -> impl Iterator<Item = Reference> {
         let text = |name: &str| owner[name].as_str().unwrap_or_default();
         Reference::new(&namespace, text("kind"), text("name"))
     })
+}
+
+/// Gives an object with `generateName` a name as the API server does: by its line, and by its number among the objects that begin there.
+/// A file that is read twice has the same names.
+fn generate_name(file: &str, (line, number): (usize, usize), document: &mut Document) {
+    let Some(metadata) = document.value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let prefix = metadata.get("generateName").and_then(Value::as_str).map(str::to_owned);
+    if let Some(prefix) = prefix.filter(|_| !metadata.contains_key("name")) {
+        let name = format!("{prefix}{}", name_of(&format!("{file}:{line}:{number}"), 5));
+        metadata.insert("name".to_owned(), json!(name));
+    }
 }
 
 /// Returns whether a workload may have two pods with networks of their own at a time. Kinds that Tortie does not know count as those

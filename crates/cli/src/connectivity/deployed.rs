@@ -333,7 +333,7 @@ async fn read(store: &dyn Store, key: &Key) -> anyhow::Result<Option<Stored>> {
         match outage(&error) {
             Some(pause) if Instant::now() < deadline => {
                 if !std::mem::replace(&mut is_told, true) {
-                    output::error_line(&format!("{error}; trying again for {} s", OUTAGE.as_secs()));
+                    output::error_line(&format!("{error}; Tortie retries for {} s", OUTAGE.as_secs()));
                 }
                 sleep(pause).await;
             }

@@ -61,7 +61,9 @@ impl Remote {
                 let path = path.clone();
                 async move {
                     let stream = tokio::net::UnixStream::connect(&path).await;
-                    stream.map(TokioIo::new).map_err(|error| at(&path.display(), &error))
+                    stream.map(TokioIo::new).map_err(|error| {
+                        std::io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+                    })
                 }
             }),
         );
@@ -266,11 +268,6 @@ fn authority(address: &str) -> Option<String> {
     Some(if is_bare { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
 }
 
-/// The error of a connection, with its address.
-fn at(address: &dyn std::fmt::Display, error: &std::io::Error) -> std::io::Error {
-    std::io::Error::new(error.kind(), format!("{address}: {error}"))
-}
-
 /// No call may wait forever for a service that hangs.
 fn bounded(endpoint: Endpoint) -> Endpoint {
     let (interval, patience) = KEEPALIVE;
@@ -325,6 +322,20 @@ fn with_causes(mut text: String, mut cause: Option<&(dyn Error + 'static)>) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_cause_is_named_once_and_without_the_word_of_tonic() {
+        let cause = std::io::Error::other("/s.sock: No such file");
+        let wrapped = std::io::Error::other(std::io::Error::other(cause));
+        for text in [TRANSPORT_ERROR, "/s.sock: No such file"] {
+            assert_eq!(with_causes(text.to_owned(), Some(&wrapped)), "/s.sock: No such file");
+        }
+        assert_eq!(
+            with_causes("the call failed".to_owned(), Some(&wrapped)),
+            "the call failed: /s.sock: No such file"
+        );
+        assert_eq!(with_causes(TRANSPORT_ERROR.to_owned(), None), TRANSPORT_ERROR);
+    }
 
     #[test]
     fn addresses_of_services_may_be_bare_ipv6_addresses() {

@@ -1,5 +1,7 @@
 //! What manifests omit and a cluster adds: backends of Services, addresses, nodes, service accounts.
 
+use std::ffi::OsStr;
+
 use crate::offline::support::tortie;
 use serde_json::Value;
 
@@ -222,6 +224,16 @@ fn folders_as_people_keep_them_have_answers() {
         assert!(got == code && err.contains(note), "{more}: {out}{err}");
         assert_eq!(err.contains("given twice"), note.contains("given twice"), "{more}: {out}{err}");
     }
+    // A file that is given twice has each object once.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.yml");
+    std::fs::write(&file, [shop, web, client, &format!("---\n{}\n", generated("x"))].concat()).unwrap();
+    let matrix = |count: usize| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tortie"));
+        command.arg("matrix").args((0..count).flat_map(|_| [OsStr::new("-f"), file.as_os_str()]));
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    assert_eq!(matrix(1), matrix(2));
     let template = format!("{shop}---\n{{{{- if .Values.policy }}}}\napiVersion: v1\n{{{{- end }}}}\n");
     let (code, out, err) = run(&template, &["explain", "shop/front", "shop/web"]);
     assert!(code == 2 && err.contains("if this is a template of Helm or Go, render it first"), "{out}{err}");

@@ -1,4 +1,4 @@
-//! The pages and the program have the same commands, options, exit codes and samples of output. `tests/lab/documented.rs` runs the commands
+//! The pages and the program have the same commands, options and samples of output, and errors end with 2. `tests/lab/documented.rs` runs the commands
 //! of the pages.
 
 use std::collections::BTreeSet;

@@ -14,7 +14,6 @@ mod json;
 mod lint;
 mod matrix;
 mod preview;
-
 #[cfg(target_os = "linux")]
 mod routes;
 mod support;

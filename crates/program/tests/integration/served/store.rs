@@ -103,7 +103,8 @@ fn machines_share_a_datastore_by_certificates() {
     expect(folder, &on("tortie-certs", "node-one", "get nodes"), 0, "one");
     expect(folder, &on("tortie-certs", "node-one", "delete gns s"), 2, "node one may not delete");
     expect(folder, &on("tortie-certs", "controllers", "get gns"), 0, "s");
-    expect(folder, &on("other", "operator-eve", "get nodes"), 2, "error: ");
+    let named = format!("error: the store is not available: {address}: ");
+    expect(folder, &on("other", "operator-eve", "get nodes"), 2, &named);
     expect(folder, &on("tortie-certs", "operator-bob", "get nodes"), 2, "error: ");
     expect(folder, &on("tortie-certs", "node-late", "get nodes"), 0, "one");
     // The certificate that somebody has stolen is the one from before the renewal.
@@ -131,6 +132,12 @@ fn machines_share_a_datastore_by_certificates() {
     let running = serve(folder, "store serve --data d/s.redb --socket s.sock");
     expect(folder, "get gns --store unix:s.sock", 0, "s");
     end(running);
+    expect(
+        folder,
+        "get gns --store unix:s.sock",
+        2,
+        "error: the store is not available: s.sock: No such file",
+    );
     expect(folder, "store serve --listen 127.0.0.1:1", 2, "--tls-authority");
 }
 
@@ -218,8 +225,8 @@ fn a_damaged_store_is_refused_and_restored() {
     assert!(!places.is_empty());
     places.into_iter().for_each(|place| bytes[place + 2] ^= 1);
     std::fs::write(folder.join("s.redb"), &bytes).unwrap();
-    for line in ["store check --data s.redb", "store serve --data s.redb --socket s.sock"] {
-        expect(folder, line, 2, "s.redb: the store's file is damaged");
+    for (line, code) in [("store check --data s.redb", 1), ("store serve --data s.redb --socket s.sock", 2)] {
+        expect(folder, line, code, "s.redb: the store's file is damaged");
     }
     assert_eq!(std::fs::read(folder.join("s.redb")).unwrap(), bytes, "it is left alone");
     expect(folder, "store repair --data s.redb --to saved.redb", 1, "lost: nodes one");
