@@ -184,13 +184,13 @@ fn request(stored: &Stored, report: &NodeReport, positions: &Positions) -> Optio
     Some(Write::Update(stored.key.clone(), value, stored.version.clone()))
 }
 
-/// A report that the node writes at the same moment is asked for again when it arrives. Without the permission, the
-/// reports of every minute have to do.
+/// A report that the node writes at the same moment is asked for again when it arrives. Without the permission, and while the store does not
+/// answer, the reports of every minute have to do.
 async fn ask(store: &dyn Store, write: Write) -> Result<(), StoreError> {
     let Write::Update(key, value, version) = write else { return Ok(()) };
     match store.update(&key, value, &version).await {
         Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(()),
-        Err(StoreError::Forbidden(why)) => {
+        Err(StoreError::Forbidden(why) | StoreError::Unavailable(why)) => {
             tracing::debug!(why, "cannot ask the node for a report");
             Ok(())
         }

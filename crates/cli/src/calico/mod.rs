@@ -11,7 +11,7 @@ use clap::Subcommand;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
-use tortie_api::report::NodeReport;
+use tortie_api::report::NodeStatus;
 use tortie_controllers::LEASE_NAME;
 use tortie_deploy::{DAEMON_SET, DEFINITION_POLICY, NAMESPACE};
 use tortie_store::kubernetes::{Kubernetes, ObjectError};
@@ -421,7 +421,7 @@ async fn announce_network(cluster: &Kubernetes) -> anyhow::Result<()> {
 
 /// Returns whether the agent that wrote this report runs. The report of one that has ended stays, and gets old.
 fn is_fresh(report: &Value, now: jiff::Timestamp) -> bool {
-    NodeReport::deserialize(report).is_ok_and(|report| stale(&report.status, None, now).is_none())
+    NodeStatus::deserialize(&report["status"]).is_ok_and(|status| stale(&status, None, now).is_none())
 }
 
 /// Returns whether an agent of Tortie provides the node's network: by its ready pod, or by a fresh report where agents run outside of pods.
