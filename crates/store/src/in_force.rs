@@ -359,6 +359,14 @@ mod tests {
 
     const NOW: &str = "2026-01-01T12:00:00Z";
 
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_store_that_does_not_answer_a_request_for_a_report_ends_no_wait() {
+        let away = crate::rpc::Remote::unix(std::path::Path::new("/dev/null/s.sock"));
+        let key = Key::global(Kind::NodeReport, "n");
+        ask(&away, Write::Update(key, Value::Null, crate::Version::new("1"))).await.unwrap();
+    }
+
     #[test]
     fn stale_reports_are_recognised() {
         let table = [
