@@ -105,6 +105,7 @@ pub(crate) async fn wait_for_telling(
 
 /// The time after which an agent without a Node says that somebody must act.
 const LONG_WAIT: Duration = Duration::from_secs(30);
+
 /// A wait for a Node, and what was told about it.
 struct LongWait {
     last: Instant,

@@ -300,7 +300,7 @@ fn error(status: Status, kind: Option<Kind>) -> StoreError {
     }
 }
 
-/// What tonic says of any problem of a connection. The cause says more.
+/// The message of tonic for each failed connection. Its cause says more.
 const TRANSPORT_ERROR: &str = "transport error";
 
 /// The message and its causes, each once.
