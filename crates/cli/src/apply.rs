@@ -78,7 +78,7 @@ impl Apply {
         }
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
+            let store = self.store.open_to_change().await?;
             // Before anything is read or written: another store may be served before the end of the wait.
             let epoch = if self.wait { store.epoch().await? } else { None };
             warn_of_lock(&*store).await;

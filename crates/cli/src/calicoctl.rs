@@ -248,6 +248,11 @@ impl Settings {
 }
 
 impl EtcdSettings {
+    /// The addresses of the members.
+    pub(crate) fn endpoints(&self) -> &[String] {
+        &self.endpoints
+    }
+
     /// The configuration of the client.
     ///
     /// # Errors

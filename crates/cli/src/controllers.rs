@@ -50,7 +50,7 @@ impl Controllers {
             let host =
                 std::fs::read_to_string("/proc/sys/kernel/hostname").context("the name of this machine")?;
             let config = Config {
-                store: self.store.open().await?,
+                store: self.store.open_named().await?,
                 kubernetes,
                 identity: format!("{}_{:016x}", host.trim(), random_seed()),
                 namespace: self.namespace,

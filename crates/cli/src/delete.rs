@@ -58,7 +58,7 @@ impl Delete {
             }
         };
         crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
+            let store = self.store.open_to_change().await?;
             warn_of_lock(&*store).await;
             let mut keys = match of_files {
                 Some(keys) => keys,

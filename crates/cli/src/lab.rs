@@ -30,12 +30,14 @@ pub trait Lab: Sync {
     /// Acts as another program, if the lab has one of this name.
     fn run_as(&self, name: &str) -> Option<anyhow::Result<ExitCode>>;
 
+    /// The folder of the lab, and whether it runs.
+    fn state(&self) -> (PathBuf, LabState);
+
     /// The datastore of the running lab.
-    ///
-    /// # Errors
-    ///
-    /// No lab is running.
-    fn store(&self) -> anyhow::Result<Arc<dyn Endpoints>>;
+    fn store(&self) -> Arc<dyn Endpoints>;
+
+    /// The kubeconfig of the running lab, if its datastore is a Kubernetes API.
+    fn kubeconfig(&self) -> Option<PathBuf>;
 
     /// The socket of the agent on a node of the lab.
     ///
@@ -49,6 +51,19 @@ pub trait Lab: Sync {
 
     /// The machine under the emulated HNS of a Windows node, for networks whose routes are on the machine.
     fn machine(&self) -> Arc<dyn IpHelper>;
+}
+
+/// How far the lab of this user is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LabState {
+    /// It runs.
+    Running,
+    /// It was killed: its folder remains.
+    Ended,
+    /// There is none in the folder.
+    Absent,
+    /// The folder belongs to another user, whose lab accepts no other.
+    Foreign,
 }
 
 /// Gives this program a lab.

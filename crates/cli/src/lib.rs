@@ -88,7 +88,7 @@ use std::process::ExitCode;
 
 use apply::Expects;
 use clap::{CommandFactory, Parser, Subcommand};
-pub use lab::Lab;
+pub use lab::{Lab, LabState};
 use log_limit::Limited;
 pub use port::tcp as tcp_port;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;

@@ -203,7 +203,7 @@ impl Edit {
         crate::log("warn");
         let targets = targets::parse(&self.objects)?;
         crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
+            let store = self.store.open_to_change().await?;
             let keys = self.selection.keys(&*store, &targets).await?;
             refuse_managed(keys.iter())?;
             warn_of_lock(&*store).await;
@@ -270,7 +270,7 @@ fn change_all(
 ) -> anyhow::Result<ExitCode> {
     let targets = targets::parse(words)?;
     crate::runtime()?.block_on(async {
-        let store = store.open().await?;
+        let store = store.open_to_change().await?;
         let keys = selection.keys(&*store, &targets).await?;
         refuse_managed(keys.iter())?;
         warn_of_lock(&*store).await;

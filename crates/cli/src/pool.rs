@@ -17,7 +17,7 @@ use tortie_controllers::{
 use tortie_store::{Eviction, Evictions, Permission, Store, StoreError, is_locked};
 
 use crate::output;
-use crate::store::StoreArguments;
+use crate::store::{Purpose, StoreArguments};
 
 /// The pause before it looks again.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -87,11 +87,9 @@ impl Evictions for NoEvictions {
 
 impl Migrate {
     async fn run(self) -> anyhow::Result<ExitCode> {
-        let (store, evictions): (Arc<dyn Store>, Arc<dyn Evictions>) = match self
-            .store
-            .open_kubernetes()
-            .await?
-        {
+        let purpose = if self.dry_run { Purpose::Read } else { Purpose::Change };
+        let cluster = self.store.open_kubernetes(purpose).await?;
+        let (store, evictions): (Arc<dyn Store>, Arc<dyn Evictions>) = match cluster {
             Some(cluster) => (cluster.clone(), cluster),
             None if self.dry_run => (self.store.open().await?, Arc::new(NoEvictions)),
             None => bail!(

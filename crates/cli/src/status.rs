@@ -5,15 +5,18 @@ use std::process::ExitCode;
 use std::time::SystemTime;
 
 use serde_json::Value;
+use tortie_api::Kind;
 use tortie_api::report::{NodeReport, NodeStatus, ReportedCondition};
 use tortie_controllers::{CALICO_CONTROLLERS, NAMESPACES, ready_controllers};
 use tortie_dataplane::{Reason, Severity};
 use tortie_deploy::DAEMON_SET;
-use tortie_store::kubernetes::{CalicoGroup, Kubernetes, ObjectError};
+use tortie_store::Store;
+use tortie_store::kubernetes::Kubernetes;
 
-use crate::install::cluster::{ClusterArguments, get, list};
+use crate::install::cluster::{ClusterArguments, get};
 use crate::install::rollout::{Rollout, problem};
 use crate::output;
+use crate::store::Purpose;
 
 /// The maximum number of problems on the screen, and of notes.
 const MAX_LINES: usize = 20;
@@ -36,7 +39,8 @@ pub(crate) struct Status {
 /// What the cluster says.
 #[derive(Debug, Default)]
 struct Observed {
-    rollout: Rollout,
+    /// Absent if the datastore is no Kubernetes API, or a lab's, whose agents no DaemonSet has.
+    rollout: Option<Rollout>,
     nodes: Vec<Value>,
     reports: Vec<Value>,
     pools: Vec<Value>,
@@ -60,11 +64,17 @@ struct Screen {
 impl Status {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
+        let store = self.cluster.store()?;
         let screen = crate::runtime()?.block_on(async {
-            let cluster = self.cluster.open().await?;
-            let group = cluster.group().await?;
-            let cluster = read(&cluster, group).await?;
-            anyhow::Ok(screen(&cluster, now()))
+            let cluster = match store.lab() {
+                Some(_) => None,
+                None => store.open_kubernetes(Purpose::Read).await?,
+            };
+            let observed = match &cluster {
+                Some(cluster) => read(&**cluster, Some(cluster)).await?,
+                None => read(&*store.open().await?, None).await?,
+            };
+            anyhow::Ok(screen(&observed, now()))
         })?;
         screen.head.iter().for_each(|line| output::line(line));
         if !screen.rows.is_empty() {
@@ -91,27 +101,31 @@ fn print(lines: &[String]) {
     }
 }
 
-async fn read(cluster: &Kubernetes, group: CalicoGroup) -> Result<Observed, ObjectError> {
-    let mut calico_controllers = Vec::new();
-    for namespace in NAMESPACES {
-        let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{CALICO_CONTROLLERS}");
-        calico_controllers.push((namespace, get(cluster, &path).await?));
+/// Reads the datastore, and of a Kubernetes API also what an installation has there.
+async fn read(store: &dyn Store, cluster: Option<&Kubernetes>) -> anyhow::Result<Observed> {
+    let mut observed = Observed::default();
+    if let Some(cluster) = cluster {
+        for namespace in NAMESPACES {
+            let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{CALICO_CONTROLLERS}");
+            observed.calico_controllers.push((namespace, get(cluster, &path).await?));
+        }
+        let configuration = format!("/apis/{}/kubecontrollersconfigurations/default", cluster.group().await?);
+        observed.controllers_configuration = get(cluster, &configuration).await?;
+        observed.rollout = Some(Rollout::read(cluster, DAEMON_SET).await?);
     }
-    let configuration = format!("/apis/{group}/kubecontrollersconfigurations/default");
-    Ok(Observed {
-        calico_controllers,
-        controllers_configuration: get(cluster, &configuration).await?,
-        rollout: Rollout::read(cluster, DAEMON_SET).await?,
-        nodes: list(cluster, "/api/v1/nodes").await?,
-        reports: list(cluster, "/apis/tortie.io/v1/nodereports").await?,
-        pools: list(cluster, &format!("/apis/{group}/ippools")).await?,
-    })
+    for (kind, objects) in [
+        (Kind::Node, &mut observed.nodes),
+        (Kind::NodeReport, &mut observed.reports),
+        (Kind::IpPool, &mut observed.pools),
+    ] {
+        objects.extend(crate::store::list(store, kind).await?.into_iter().map(|stored| stored.value));
+    }
+    Ok(observed)
 }
 
 /// The nodes on which Tortie's policy is not known to be in force, with the reasons.
 pub(crate) async fn nodes_without_policy(cluster: &Kubernetes) -> anyhow::Result<Vec<String>> {
-    let group = cluster.group().await?;
-    Ok(without_policy(&read(cluster, group).await?, now()))
+    Ok(without_policy(&read(cluster, Some(cluster)).await?, now()))
 }
 
 fn without_policy(cluster: &Observed, now: i64) -> Vec<String> {
@@ -119,9 +133,8 @@ fn without_policy(cluster: &Observed, now: i64) -> Vec<String> {
     let mut without = Vec::new();
     for node in &cluster.nodes {
         let name = node["metadata"]["name"].as_str().unwrap_or_default();
-        let pod = cluster.rollout.pods.iter().find(|pod| pod["spec"]["nodeName"] == name);
         let report = reports.get(name);
-        let (row, problems) = of_node(node, name, pod, report, now);
+        let (row, problems) = of_node(node, name, cluster.rollout.as_ref(), report, now);
         let all = report.into_iter().flat_map(|report| &report.conditions);
         let unenforced = all.filter(|one| leaves_out(&one.reason));
         let unenforced: Vec<String> =
@@ -170,17 +183,18 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
     let mut screen = Screen::default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let pools: Vec<String> = cluster.pools.iter().map(|pool| text(&pool["spec"]["cidr"])).collect();
-    screen.head.push(format!("agents: {}", cluster.rollout.progress()));
+    let reports = reports(cluster);
+    screen.head.push(format!("agents: {}", agents(cluster, &reports)));
     screen
         .head
         .push(format!("pools:  {}", if pools.is_empty() { "none".to_owned() } else { pools.join(", ") }));
     if pools.is_empty() {
         screen.problems.push("the cluster has no IPPool, so pods get no addresses".to_owned());
     }
-    if cluster.rollout.set.is_none() {
+    let is_installed = cluster.rollout.as_ref().is_none_or(|rollout| rollout.set.is_some());
+    if !is_installed && reports.is_empty() {
         screen.problems.push("Tortie is not installed: tortie install".to_owned());
     }
-    let reports = reports(cluster);
     if !cluster.nodes.is_empty() {
         let names =
             ["NODE", "READY", "AGENT", "OS", "VERSION", "PODS", "IN FORCE", "CONNECTED", "CONDITIONS"];
@@ -189,9 +203,8 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
     let mut rows = Vec::new();
     for node in &cluster.nodes {
         let name = text(&node["metadata"]["name"]);
-        let pod = cluster.rollout.pods.iter().find(|pod| pod["spec"]["nodeName"] == *name);
         let report = reports.get(&name);
-        let (row, problems) = of_node(node, &name, pod, report, now);
+        let (row, problems) = of_node(node, &name, cluster.rollout.as_ref(), report, now);
         let is_well = problems.is_empty() && report.is_some_and(|report| report.conditions.is_empty());
         rows.push((row, is_well));
         screen.problems.extend(problems);
@@ -204,7 +217,8 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
     let (rows, more) = of_nodes_on_screen(rows);
     screen.rows.extend(rows);
     screen.more_nodes = more;
-    let unscheduled = cluster.rollout.pods.iter().filter(|pod| pod["spec"]["nodeName"].is_null());
+    let pods = cluster.rollout.iter().flat_map(|rollout| &rollout.pods);
+    let unscheduled = pods.filter(|pod| pod["spec"]["nodeName"].is_null());
     screen.problems.extend(unscheduled.filter_map(problem));
     let known = |name: &String| cluster.nodes.iter().any(|node| node["metadata"]["name"] == **name);
     for name in reports.keys().filter(|name| !known(name)) {
@@ -213,6 +227,18 @@ fn screen(cluster: &Observed, now: i64) -> Screen {
         ));
     }
     screen
+}
+
+/// How many agents run, by the DaemonSet, or by their reports where there is none.
+fn agents(cluster: &Observed, reports: &BTreeMap<String, NodeStatus>) -> String {
+    match &cluster.rollout {
+        Some(rollout) if rollout.set.is_some() || reports.is_empty() => rollout.progress(),
+        _ => {
+            let named = cluster.nodes.iter().filter_map(|node| node["metadata"]["name"].as_str());
+            let reporting = named.filter(|name| reports.contains_key(*name)).count();
+            format!("{reporting} of {} nodes have reported", cluster.nodes.len())
+        }
+    }
 }
 
 /// The rows of nodes that one screen has space for, and a line about the others. Of many nodes, those that are not well come first.
@@ -234,28 +260,33 @@ fn of_nodes_on_screen(mut rows: Vec<(Vec<String>, bool)>) -> (Vec<Vec<String>>, 
 fn of_node(
     node: &Value,
     name: &str,
-    pod: Option<&Value>,
+    rollout: Option<&Rollout>,
     report: Option<&NodeStatus>,
     now: i64,
 ) -> (Vec<String>, Vec<String>) {
     let mut problems = Vec::new();
     let ready =
         node["status"]["conditions"].as_array().into_iter().flatten().find(|one| one["type"] == "Ready");
-    let is_ready = ready.is_some_and(|one| one["status"] == "True");
-    if !is_ready {
-        let message = ready.and_then(|one| one["message"].as_str()).unwrap_or("its kubelet has not reported");
-        problems.push(format!("node {name}: not ready: {message}"));
-    }
-    let os = node["metadata"]["labels"]["kubernetes.io/os"].as_str().unwrap_or("?");
-    let pod_problem = pod.and_then(problem);
-    let agent = match (pod, &pod_problem) {
-        (Some(_), None) => "ready",
-        (Some(_), Some(_)) => "not ready",
-        (None, _) => "-",
+    let is_ready = match ready.map(|one| &one["status"]) {
+        Some(status) if status == "True" => "yes",
+        // Only a Kubernetes API has what kubelets report.
+        None if rollout.is_none() => "-",
+        _ => {
+            let message =
+                ready.and_then(|one| one["message"].as_str()).unwrap_or("its kubelet has not reported");
+            problems.push(format!("node {name}: not ready: {message}"));
+            "no"
+        }
     };
+    let os = node["metadata"]["labels"]["kubernetes.io/os"].as_str();
+    let os = os.or(report.map(|report| report.os.as_str())).unwrap_or("?");
+    let pod = rollout.and_then(|rollout| rollout.pods.iter().find(|pod| pod["spec"]["nodeName"] == name));
+    let pod_problem = pod.and_then(problem);
+    let has_problem = pod_problem.is_some();
     problems.extend(pod_problem);
     if report.is_none() {
-        let why = if pod.is_none() { "no agent runs there" } else { "its agent has not reported" };
+        let runs_none = rollout.is_some() && pod.is_none();
+        let why = if runs_none { "no agent runs there" } else { "its agent has not reported" };
         problems.push(format!("node {name}: {why}"));
     }
     let age = report.and_then(|report| Some(now - report.time.parse::<jiff::Timestamp>().ok()?.as_second()));
@@ -280,12 +311,18 @@ fn of_node(
         }
         Some(_) => "yes",
     };
+    let agent = match pod {
+        Some(_) if has_problem => "not ready",
+        Some(_) => "ready",
+        None if in_force != "unknown" => "reports",
+        None => "-",
+    };
     let connected = report.filter(|_| in_force != "unknown").map_or("unknown", connected);
     let count = report.map_or(0, |report| report.conditions.len() + report.more);
     let of_report = |value: fn(&NodeStatus) -> String| report.map_or("-".to_owned(), value);
     let row = vec![
         name.to_owned(),
-        if is_ready { "yes" } else { "no" }.to_owned(),
+        is_ready.to_owned(),
         agent.to_owned(),
         os.to_owned(),
         of_report(|report| if report.version.is_empty() { "?".to_owned() } else { report.version.clone() }),
@@ -346,7 +383,7 @@ mod tests {
             "desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1, "observedGeneration": 1,
         }});
         Observed {
-            rollout: Rollout { set: Some(set), pods: vec![pod] },
+            rollout: Some(Rollout { set: Some(set), pods: vec![pod] }),
             nodes: vec![node],
             reports: report.into_iter().collect(),
             pools: vec![json!({"spec": {"cidr": "10.244.0.0/16"}})],

@@ -1,5 +1,7 @@
 //! The datastore of a command.
 
+mod choice;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,14 +13,37 @@ use tortie_store::kubernetes::{CalicoGroup, Kubernetes, KubernetesConfig};
 use tortie_store::rpc::{Remote, TlsFiles};
 use tortie_store::{Endpoints, Store, StoreError, Stored};
 
+use self::choice::{Candidates, Choice, KubectlConfig};
 use crate::calicoctl::{self, CalicoStore};
 use crate::lab::{Lab, lab};
+use crate::output;
+
+/// The use that a command makes of its datastore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Read,
+    Change,
+}
+
+impl Purpose {
+    /// Says on standard error which datastore this is: always before a change, and before an answer if the user may have meant another.
+    fn say(self, name: &str, others: &[String]) {
+        match (self, others) {
+            (Self::Read, []) => {}
+            (Self::Change, []) => output::error_line(&format!("datastore: {name}")),
+            (_, others) => {
+                output::error_line(&format!("datastore: {name}; there is also {}", others.join(", and ")));
+            }
+        }
+    }
+}
 
 /// The datastore.
-#[derive(clap::Args, Default)]
+#[derive(clap::Args, Clone, Default)]
 pub(crate) struct StoreArguments {
     /// The datastore: unix:PATH, tls:HOST:PORT with the three files below, etcd:URL[,URL…] with them if the URLs are
-    /// https, or kubernetes[:KUBECONFIG]. By default the lab that runs on this machine
+    /// https, or kubernetes[:KUBECONFIG]. By default the lab that runs on this machine, and without one the cluster that kubectl
+    /// would use
     #[arg(long, env = "TORTIE_STORE", value_name = "ADDRESS")]
     store: Option<String>,
     /// The datastore of this configuration file of calicoctl. Without it and --store, DATASTORE_TYPE and calicoctl's other
@@ -52,6 +77,11 @@ impl StoreArguments {
         Self { config: Some(file.to_owned()), ..Self::default() }
     }
 
+    /// The same options for the Kubernetes API of this file.
+    pub(crate) fn with_kubeconfig(&self, file: &Path) -> Self {
+        Self { store: Some(format!("kubernetes:{}", file.display())), ..self.clone() }
+    }
+
     /// An option of the command line, for a command that may read files instead. A variable of the environment is none.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let is_set = |variable: &str| std::env::var_os(variable).is_some();
@@ -67,15 +97,21 @@ impl StoreArguments {
         options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
 
-    /// The lab on this machine, if the datastore belongs to it.
+    /// The lab on this machine, if its datastore is the chosen one.
     pub(crate) fn lab(&self) -> Option<&'static dyn Lab> {
-        lab().filter(|_| self.store.is_none() && matches!(self.calicoctl(), Ok(None)))
+        match self.choose() {
+            Ok((Choice::Lab(lab, _), _)) => Some(lab),
+            _ => None,
+        }
     }
 
     /// Whether it is etcd.
     pub(crate) fn is_etcd(&self) -> bool {
-        self.store.as_ref().is_some_and(|address| address.starts_with("etcd:"))
-            || matches!(self.calicoctl(), Ok(Some(CalicoStore::Etcd(_))))
+        match self.choose() {
+            Ok((Choice::Address(address), _)) => address.starts_with("etcd:"),
+            Ok((Choice::Calicoctl(found), _)) => matches!(found, CalicoStore::Etcd(_)),
+            _ => false,
+        }
     }
 
     /// Refuses etcd for a command that changes Nodes and deletes pods: a copy that is changed changes nothing in the cluster.
@@ -91,8 +127,30 @@ impl StoreArguments {
 
     /// Whether it is the Kubernetes API, whose pods run.
     pub(crate) fn is_kubernetes(&self) -> bool {
-        self.store.as_ref().is_some_and(|address| kubernetes(address).is_some())
-            || matches!(self.calicoctl(), Ok(Some(CalicoStore::Kubernetes(_))))
+        matches!(self.choose(), Ok((choice, _)) if kubernetes_of(&choice).is_some())
+    }
+
+    /// The datastore, and the others that the user may have meant.
+    fn choose(&self) -> anyhow::Result<(Choice, Vec<String>)> {
+        let variable = |name: &str| std::env::var(name).ok();
+        let named = match (&self.store, self.calicoctl()?) {
+            (Some(address), _) => {
+                let is_variable = variable("TORTIE_STORE").is_some_and(|value| value == *address);
+                Some((Choice::Address(address.clone()), is_variable))
+            }
+            (None, Some(found)) => Some((Choice::Calicoctl(found), self.config.is_none())),
+            (None, None) => None,
+        };
+        let candidates = Candidates {
+            named,
+            lab: lab().map(|lab| {
+                let (folder, state) = lab.state();
+                (lab, folder, state)
+            }),
+            means_lab: variable("TORTIE_LAB").is_some_and(|value| !value.is_empty()),
+            kubectl: KubectlConfig::find(variable, Path::exists),
+        };
+        candidates.choose()
     }
 
     /// The datastore as calicoctl finds it, if --store does not name it.
@@ -108,37 +166,14 @@ impl StoreArguments {
         found.map(Some).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))
     }
 
-    async fn open_as_calicoctl(&self, found: &CalicoStore) -> anyhow::Result<Arc<dyn Endpoints>> {
-        let unused = [
-            ("tls-authority", self.tls_authority.is_some()),
-            ("tls-certificate", self.tls_certificate.is_some()),
-            ("tls-key", self.tls_key.is_some()),
-            ("etcd-user", self.etcd_user.is_some()),
-        ];
-        if let Some((option, _)) = unused.iter().find(|(_, is_given)| *is_given) {
-            bail!("--{option} has no effect with the settings of calicoctl; remove it, or use --store");
-        }
-        Ok(match (found, self.calico_group) {
-            (CalicoStore::Etcd(_), Some(_)) => bail!("--calico-group has no effect with etcd; remove it"),
-            (CalicoStore::Etcd(settings), None) => Arc::new(Etcd::new(settings.config()?)?),
-            (CalicoStore::Kubernetes(file), _) => self.cluster(&calicoctl::kubernetes(file.as_ref())).await?,
-        })
-    }
-
     /// Opens the datastore if it is a Kubernetes API.
-    pub(crate) async fn open_kubernetes(&self) -> anyhow::Result<Option<Arc<Kubernetes>>> {
-        let config = match (self.calicoctl()?, &self.store) {
-            (Some(CalicoStore::Kubernetes(file)), _) => calicoctl::kubernetes(file.as_ref()),
-            (None, Some(address)) => match kubernetes(address) {
-                Some(config) => {
-                    self.refuse_unused(address)?;
-                    config
-                }
-                None => return Ok(None),
-            },
-            (Some(CalicoStore::Etcd(_)), _) | (None, None) => return Ok(None),
-        };
-        Ok(Some(self.cluster(&config).await?))
+    pub(crate) async fn open_kubernetes(&self, purpose: Purpose) -> anyhow::Result<Option<Arc<Kubernetes>>> {
+        let (choice, others) = self.choose()?;
+        self.refuse_unused(&choice)?;
+        let Some(config) = kubernetes_of(&choice) else { return Ok(None) };
+        let cluster = self.cluster(&config).await?;
+        purpose.say(&format!("{choice} at {}", cluster.server()), &others);
+        Ok(Some(cluster))
     }
 
     async fn cluster(&self, config: &KubernetesConfig) -> anyhow::Result<Arc<Kubernetes>> {
@@ -149,45 +184,81 @@ impl StoreArguments {
         }))
     }
 
-    /// Opens the datastore.
+    /// Opens the datastore for a command that only reads. It says which one that is if the user may have meant another.
     pub(crate) async fn open(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
-        self.open_with(Ok).await
+        self.open_with(Purpose::Read, Ok).await
+    }
+
+    /// Opens the datastore for a command that changes it, which says which one that is.
+    pub(crate) async fn open_to_change(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
+        self.open_with(Purpose::Change, Ok).await
+    }
+
+    /// Opens the datastore for a daemon, whose datastore must be named: one that depends on what else runs on the machine, or on the
+    /// home of a user, would change with them.
+    pub(crate) async fn open_named(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
+        self.ensure_named()?;
+        self.open().await
+    }
+
+    fn ensure_named(&self) -> anyhow::Result<()> {
+        if self.store.is_none() && self.calicoctl()?.is_none() {
+            bail!("say which datastore with --store or TORTIE_STORE");
+        }
+        Ok(())
     }
 
     /// Opens the datastore for an agent: an embedded one must remain the one that this file names.
     pub(crate) async fn open_remembering(&self, file: &Path) -> anyhow::Result<Arc<dyn Endpoints>> {
+        self.ensure_named()?;
         let remember = |remote: Remote| {
             if let Some(folder) = file.parent() {
                 local::make_folder(folder).with_context(|| folder.display().to_string())?;
             }
             Ok(remote.remembering(file)?)
         };
-        self.open_with(remember).await
+        self.open_with(Purpose::Read, remember).await
     }
 
     async fn open_with(
         &self,
+        purpose: Purpose,
         prepare: impl FnOnce(Remote) -> anyhow::Result<Remote>,
     ) -> anyhow::Result<Arc<dyn Endpoints>> {
-        if let Some(found) = self.calicoctl()? {
-            return self.open_as_calicoctl(&found).await;
-        }
-        let Some(address) = &self.store else {
-            if self.calico_group.is_some() {
-                bail!("--calico-group has no effect without --store kubernetes; remove it");
+        let (choice, others) = self.choose()?;
+        self.refuse_unused(&choice)?;
+        let mut name = choice.to_string();
+        let store: Arc<dyn Endpoints> = match (&choice, kubernetes_of(&choice)) {
+            (Choice::Lab(lab, _), _) => lab.store(),
+            (_, Some(config)) => {
+                let cluster = self.cluster(&config).await?;
+                name = format!("{choice} at {}", cluster.server());
+                cluster
             }
-            return lab().context("say which datastore with --store or TORTIE_STORE")?.store();
+            (Choice::Calicoctl(CalicoStore::Etcd(settings)), None) => {
+                Arc::new(Etcd::new(settings.config()?)?)
+            }
+            (Choice::Address(address), None) => self.open_address(address, prepare)?,
+            // Both are Kubernetes APIs.
+            (Choice::Calicoctl(CalicoStore::Kubernetes(_)) | Choice::Kubectl(_), None) => {
+                bail!("{choice} has no configuration for Kubernetes")
+            }
         };
-        self.refuse_unused(address)?;
+        purpose.say(&name, &others);
+        Ok(store)
+    }
+
+    fn open_address(
+        &self,
+        address: &str,
+        prepare: impl FnOnce(Remote) -> anyhow::Result<Remote>,
+    ) -> anyhow::Result<Arc<dyn Endpoints>> {
         #[cfg(unix)]
         if let Some(path) = address.strip_prefix("unix:") {
             return Ok(Arc::new(prepare(Remote::unix(Path::new(path)))?));
         }
         if let Some(urls) = address.strip_prefix("etcd:") {
             return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
-        }
-        if let Some(config) = kubernetes(address) {
-            return Ok(self.cluster(&config).await?);
         }
         let Some(host) = address.strip_prefix("tls:") else {
             bail!(
@@ -197,33 +268,52 @@ impl StoreArguments {
         Ok(Arc::new(prepare(Remote::tls(host, self.tls(address)?)?)?))
     }
 
-    /// An option that the datastore does not use is an error: its user expects that it has an effect.
-    fn refuse_unused(&self, address: &str) -> anyhow::Result<()> {
+    /// Refuses an option that the datastore does not use: its user expects that it has an effect.
+    fn refuse_unused(&self, choice: &Choice) -> anyhow::Result<()> {
+        let has_groups = kubernetes_of(choice).is_some();
+        let Choice::Address(address) = choice else {
+            if self.calico_group.is_some() && !has_groups {
+                bail!("--calico-group has no effect with {choice}; remove it");
+            }
+            let others = self.files().into_iter().chain([("etcd-user", self.etcd_user.is_some())]);
+            return match others.into_iter().find(|(_, is_given)| *is_given) {
+                Some((option, _)) => {
+                    bail!(
+                        "--{option} has no effect with {choice}; remove it, or name the datastore with --store"
+                    )
+                }
+                None => Ok(()),
+            };
+        };
         if self.etcd_user.is_some() && !address.starts_with("etcd:") {
             bail!("--etcd-user has no effect with --store {address}; remove it");
         }
-        if self.calico_group.is_some() && kubernetes(address).is_none() {
+        if self.calico_group.is_some() && !has_groups {
             bail!("--calico-group has no effect with --store {address}; remove it");
         }
         if address.starts_with("etcd:") && address.contains("https:") && address.contains("http:") {
             bail!("--store {address} mixes http and https; use https for all members");
         }
-        let files = [
-            ("authority", &self.tls_authority),
-            ("certificate", &self.tls_certificate),
-            ("key", &self.tls_key),
-        ];
         let is_etcd_with_tls = address.starts_with("etcd:") && address.contains("https:");
         let uses_tls = address.starts_with("tls:") || is_etcd_with_tls;
-        match files.iter().find(|(_, file)| file.is_some()) {
-            Some((name, _)) if kubernetes(address).is_some() => {
-                bail!("--tls-{name} has no effect with --store {address}; name the file in the kubeconfig")
+        match self.files().into_iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) if has_groups => {
+                bail!("--{option} has no effect with --store {address}; name the file in the kubeconfig")
             }
-            Some((name, _)) if !uses_tls => {
-                bail!("--tls-{name} has no effect with --store {address}, which is not encrypted")
+            Some((option, _)) if !uses_tls => {
+                bail!("--{option} has no effect with --store {address}, which is not encrypted")
             }
             _ => Ok(()),
         }
+    }
+
+    /// The options that name files of TLS, and whether each is given.
+    fn files(&self) -> [(&'static str, bool); 3] {
+        [
+            ("tls-authority", self.tls_authority.is_some()),
+            ("tls-certificate", self.tls_certificate.is_some()),
+            ("tls-key", self.tls_key.is_some()),
+        ]
     }
 
     fn etcd(&self, urls: &str) -> anyhow::Result<EtcdConfig> {
@@ -260,6 +350,17 @@ fn kubernetes(address: &str) -> Option<KubernetesConfig> {
     match address.strip_prefix("kubernetes")? {
         "" => Some(KubernetesConfig::Inferred),
         path => path.strip_prefix(':').map(|path| KubernetesConfig::Kubeconfig(path.into())),
+    }
+}
+
+/// The configuration of the client, if the datastore is a Kubernetes API.
+fn kubernetes_of(choice: &Choice) -> Option<KubernetesConfig> {
+    match choice {
+        Choice::Address(address) => kubernetes(address),
+        Choice::Calicoctl(CalicoStore::Kubernetes(file)) => Some(calicoctl::kubernetes(file.as_ref())),
+        Choice::Calicoctl(CalicoStore::Etcd(_)) => None,
+        Choice::Lab(lab, _) => lab.kubeconfig().map(KubernetesConfig::Kubeconfig),
+        Choice::Kubectl(_) => Some(KubernetesConfig::Inferred),
     }
 }
 

@@ -64,6 +64,14 @@ pub struct Shape {
     pub wine: Option<WindowsPrograms>,
 }
 
+impl Shape {
+    /// The mode of the first pools. Windows nodes of such a lab have no VXLAN, and all nodes have routes to pods.
+    fn vxlan_mode(&self) -> &'static str {
+        let has_routes = self.bgp || self.direct_routes;
+        if self.l2bridge && has_routes { "Never" } else { "Always" }
+    }
+}
+
 /// A running cluster.
 pub struct Cluster {
     dir: LabDir,
@@ -112,7 +120,7 @@ impl Cluster {
         };
         let mut cluster = Self { dir, store, datastore, kubernetes, nodes: Vec::new(), tasks };
         cluster.serve_store(&authority).await?;
-        cluster.seed(shape.ipv6).await?;
+        cluster.seed(&shape).await?;
         progress.done(match datastore {
             Datastore::Embedded => "the datastore is served",
             Datastore::Etcd => "the datastore is served by etcd",
@@ -248,19 +256,20 @@ impl Cluster {
     }
 
     /// Creates the objects that a cluster has before anything is deployed.
-    async fn seed(&self, ipv6: bool) -> Result<(), LabError> {
+    async fn seed(&self, shape: &Shape) -> Result<(), LabError> {
+        let vxlan_mode = shape.vxlan_mode();
         let pool = json!({
             "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default-ipv4-ippool"},
-            "spec": {"cidr": "10.244.0.0/16", "blockSize": 26, "vxlanMode": "Always", "natOutgoing": true},
+            "spec": {"cidr": "10.244.0.0/16", "blockSize": 26, "vxlanMode": vxlan_mode, "natOutgoing": true},
         });
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}});
         let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "default"}});
         let ipam = json!({"strict_affinity": true, "auto_allocate_blocks": true});
         let pool_v6 = json!({
             "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default-ipv6-ippool"},
-            "spec": {"cidr": "fd00:10:244::/56", "blockSize": 122, "vxlanMode": "Always", "natOutgoing": true},
+            "spec": {"cidr": "fd00:10:244::/56", "blockSize": 122, "vxlanMode": vxlan_mode, "natOutgoing": true},
         });
-        let pool_v6 = ipv6.then(|| (Key::global(Kind::IpPool, "default-ipv6-ippool"), pool_v6));
+        let pool_v6 = shape.ipv6.then(|| (Key::global(Kind::IpPool, "default-ipv6-ippool"), pool_v6));
         let pools = [(Key::global(Kind::IpPool, "default-ipv4-ippool"), pool)].into_iter().chain(pool_v6);
         for (key, value) in pools.chain([
             (Key::global(Kind::Namespace, "default"), namespace),

@@ -74,6 +74,19 @@ impl LabDir {
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
+    /// Whether the folder exists and belongs to another user.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        fs::symlink_metadata(&self.path).is_ok_and(|data| data.uid() != getuid().as_raw())
+    }
+
+    /// Whether the folder is that of a lab, which runs or was killed.
+    #[must_use]
+    pub fn is_marked(&self) -> bool {
+        fs::read_to_string(self.marker()).is_ok_and(|text| text == MARK)
+    }
+
     /// Removes the folder with its content.
     ///
     /// # Errors
@@ -103,8 +116,7 @@ impl LabDir {
         let entries = fs::read_dir(&self.path).map_err(LabError::file("reading", &self.path))?;
         let others = entries.flatten().filter(|entry| entry.file_name() != MARKER).count();
         // A lab that was killed immediately has left an empty marker and nothing else.
-        let is_labs = fs::read_to_string(self.marker()).is_ok_and(|text| text == MARK);
-        if others > 0 && !is_labs {
+        if others > 0 && !self.is_marked() {
             return Err(LabError::problem(
                 shown,
                 "holds something that is not a lab's; set TORTIE_LAB to another folder",

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
-use tortie_cli::{Lab, output};
+use tortie_cli::{Lab, LabState, output};
 use tortie_hcn::IpHelper;
 use tortie_hns_emulator::{Config as HnsConfig, NodeHost, OnRewrite, ServiceConfig, run_service};
 use tortie_lab::demo::{self, Manifests};
@@ -55,15 +55,23 @@ impl Lab for LocalLab {
         }
     }
 
-    fn store(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
+    fn state(&self) -> (PathBuf, LabState) {
         let dir = dir();
-        if !dir.in_use() {
-            bail!(
-                "no lab is running in {}; start one with `tortie lab up`, or say --store",
-                dir.path().display()
-            );
-        }
-        Ok(Arc::new(tortie_lab::client(&dir)))
+        let state = match () {
+            () if dir.is_foreign() => LabState::Foreign,
+            () if dir.in_use() => LabState::Running,
+            () if dir.is_marked() => LabState::Ended,
+            () => LabState::Absent,
+        };
+        (dir.path().to_owned(), state)
+    }
+
+    fn store(&self) -> Arc<dyn Endpoints> {
+        Arc::new(tortie_lab::client(&dir()))
+    }
+
+    fn kubeconfig(&self) -> Option<PathBuf> {
+        Some(dir().kubeconfig()).filter(|file| file.exists())
     }
 
     fn agent_socket(&self, node: &str) -> anyhow::Result<PathBuf> {
@@ -116,7 +124,8 @@ enum LabCommand {
         /// Give pools without encapsulation direct routes on Linux nodes, and with --l2bridge on Windows nodes
         #[arg(long, conflicts_with = "bgp")]
         direct_routes: bool,
-        /// Make networks of Windows nodes that take packets of pods without encapsulation instead of overlays
+        /// Make networks of Windows nodes that take packets of pods without encapsulation instead of overlays; with --bgp or
+        /// --direct-routes, the first pool has no encapsulation
         #[arg(long, conflicts_with = "wine")]
         l2bridge: bool,
         /// Give Linux nodes and their pods IPv6 addresses, too
@@ -369,7 +378,12 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
 fn down() -> anyhow::Result<ExitCode> {
     let dir = dir();
     if !dir.in_use() {
-        bail!("no lab is running in {}", dir.path().display());
+        if !dir.is_marked() {
+            bail!("no lab is running in {}", dir.path().display());
+        }
+        dir.remove(dir.take()?)?;
+        output::line(&format!("removed {}, which a killed lab has left", dir.path().display()));
+        return Ok(ExitCode::SUCCESS);
     }
     tortie_lab::signal_end(&dir)?;
     let deadline = Instant::now() + DOWN_TIMEOUT;

@@ -92,7 +92,7 @@ impl ConnectivityCommand {
         match self {
             Self::Test(test) => test.run(),
             Self::Cleanup(ConnectivityCleanup { store }) => crate::runtime()?.block_on(async {
-                let store = store.open().await?;
+                let store = store.open_to_change().await?;
                 let Some(found) = Deployed::found(&*store).await? else {
                     output::line(&format!(
                         "there is nothing to delete: namespace {NAMESPACE} does not exist"
@@ -126,7 +126,7 @@ impl ConnectivityTest {
     fn run(self) -> anyhow::Result<ExitCode> {
         let images = self.images()?;
         crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
+            let store = self.store.open_to_change().await?;
             let policies = match &self.policy_config {
                 Some(file) => StoreArguments::of_config(file).open().await?,
                 None => store.clone(),

@@ -85,7 +85,7 @@ impl Import {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let document = document::read(&self.file)?;
         crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
+            let store = self.store.open_to_change().await?;
             warn_of_invalid(&document.objects);
             if document.format == ExportFormat::Calico {
                 for (key, node) in calico_file::lost_nodes(&document.objects) {

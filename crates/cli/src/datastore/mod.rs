@@ -93,7 +93,7 @@ pub(crate) struct Unlock {
 impl Lock {
     fn run(self) -> anyhow::Result<ExitCode> {
         let changed = crate::runtime()?.block_on(async {
-            let store = self.store.open().await?;
+            let store = self.store.open_to_change().await?;
             let changed = set_lock(&*store, true).await?;
             wait_for_nodes(&*store, Duration::from_secs(self.timeout)).await?;
             anyhow::Ok(changed)
@@ -105,8 +105,8 @@ impl Lock {
 
 impl Unlock {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let changed =
-            crate::runtime()?.block_on(async { set_lock(&*self.store.open().await?, false).await })?;
+        let changed = crate::runtime()?
+            .block_on(async { set_lock(&*self.store.open_to_change().await?, false).await })?;
         output::line(if changed { "unlocked" } else { "already unlocked" });
         Ok(ExitCode::SUCCESS)
     }

@@ -1,10 +1,13 @@
 //! The cluster of an installation: its connection, and the paths of objects.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use serde_json::Value;
-use tortie_store::kubernetes::{Kubernetes, KubernetesConfig, ObjectError};
+use tortie_store::kubernetes::{Kubernetes, ObjectError};
+
+use crate::store::{Purpose, StoreArguments};
 
 /// The owner of the fields that `tortie install` applies.
 pub(crate) const MANAGER: &str = "tortie-install";
@@ -12,18 +15,36 @@ pub(crate) const MANAGER: &str = "tortie-install";
 /// The cluster.
 #[derive(clap::Args)]
 pub(crate) struct ClusterArguments {
-    /// The kubeconfig. By default, the one that kubectl would use
+    /// The kubeconfig of the cluster, as --store kubernetes:FILE
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    store: StoreArguments,
 }
 
 impl ClusterArguments {
-    pub(crate) async fn open(&self) -> anyhow::Result<Kubernetes> {
-        let config = match &self.kubeconfig {
-            Some(path) => KubernetesConfig::Kubeconfig(path.clone()),
-            None => KubernetesConfig::Inferred,
-        };
-        Ok(Kubernetes::new(&config).await?)
+    /// The datastore of the cluster.
+    pub(crate) fn store(&self) -> anyhow::Result<StoreArguments> {
+        match (&self.kubeconfig, self.store.given()) {
+            (None, _) => Ok(self.store.clone()),
+            (Some(_), Some(option @ ("store" | "config"))) => {
+                bail!("--kubeconfig and --{option} both name a datastore; remove one of them")
+            }
+            (Some(file), _) => Ok(self.store.with_kubeconfig(file)),
+        }
+    }
+
+    /// Opens the API of a cluster that this command changes.
+    pub(crate) async fn open(&self) -> anyhow::Result<Arc<Kubernetes>> {
+        const REMEDY: &str = "name the cluster with --kubeconfig FILE or --store kubernetes[:FILE]";
+        let store = self.store()?;
+        if store.lab().is_some() {
+            bail!("the lab that runs on this machine has its own agents and takes no installation; {REMEDY}");
+        }
+        let opened = store.open_kubernetes(Purpose::Change).await?;
+        opened.with_context(|| {
+            format!("the datastore is no Kubernetes API, which this command changes; {REMEDY}")
+        })
     }
 }
 

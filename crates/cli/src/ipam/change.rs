@@ -38,7 +38,7 @@ pub(crate) struct Release {
 
 impl Release {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
-        let store = self.store.open().await?;
+        let store = self.store.open_to_change().await?;
         let released = if let Some(node) = &self.node {
             if store.get(&Key::global(Kind::Node, node)).await?.is_some() {
                 bail!("Node {node} exists, and its pods use its addresses; delete the Node first");
@@ -143,7 +143,7 @@ pub(crate) struct Split {
 
 impl Split {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
-        let store = self.store.open().await?;
+        let store = self.store.open_to_change().await?;
         let pools = list(&*store, Kind::IpPool).await?;
         let cidr = self.cidr.to_string();
         let pool = pools.iter().find(|pool| pool.value["spec"]["cidr"] == *cidr);
@@ -213,7 +213,7 @@ pub(crate) struct Configure {
 
 impl Configure {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
-        let store = self.store.open().await?;
+        let store = self.store.open_to_change().await?;
         let nodes = store.list(Kind::Node).await?.items;
         let key = Key::global(Kind::IpamConfig, "default");
         loop {

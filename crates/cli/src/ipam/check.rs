@@ -28,7 +28,10 @@ pub(crate) struct Check {
 
 impl Check {
     pub(super) async fn run(self) -> anyhow::Result<ExitCode> {
-        let store = self.store.open().await?;
+        let store = match self.fix {
+            true => self.store.open_to_change().await?,
+            false => self.store.open().await?,
+        };
         let findings = self.findings(&*store).await?;
         for finding in &findings {
             let can_fix = if finding.fix.is_some() && !self.fix { " (--fix repairs it)" } else { "" };

@@ -46,7 +46,7 @@ impl Reconfigure {
             (false, false) => Drain::OfControllers,
             (false, true) => Drain::All,
         };
-        let store = self.store.open().await?;
+        let store = self.store.open_to_change().await?;
         let hcn = Arc::new(NativeHcn::load(DEADLINE)?);
         let one = Reconfiguring { store, hcn, node: self.node.as_str().to_owned(), drain };
         let mut said = String::new();

@@ -90,6 +90,8 @@ fn kubectl_creates_labels_and_deletes_pods() {
         crate::workloads::get(&lab, &["exec", "default/client"], &format!("{address}/80")).is_some()
     });
 
+    shows_its_state(&lab);
+
     // A deleted pod is replaced; a deleted Deployment leaves nothing.
     let name = pods.iter().find_map(|pod| pod["metadata"]["name"].as_str().filter(|name| *name != "client"));
     kubectl(&format!("delete pod {}", name.unwrap()));
@@ -111,10 +113,42 @@ fn kubectl_creates_labels_and_deletes_pods() {
     lab.ok(&["lab", "down"]);
 }
 
+/// `tortie status` shows the nodes of a lab, which takes no installation.
+fn shows_its_state(lab: &Lab) {
+    let row = |screen: &str, node: &str| -> Vec<String> {
+        let line = screen.lines().find(|line| line.starts_with(node)).unwrap_or_default();
+        line.split_whitespace().map(str::to_owned).collect()
+    };
+    lab.wait_until("both nodes report that policy is in force", || {
+        let output = lab.tortie(&["status"]).output().unwrap();
+        let screen = String::from_utf8_lossy(&output.stdout).into_owned();
+        let is_shown = |node: &str, os: &str| {
+            let row = row(&screen, node);
+            row.len() == 9 && row[2] == "reports" && row[3] == os && row[6..8] == ["yes", "yes"]
+        };
+        let is_well = output.status.success() && screen.contains("agents: 2 of 2 nodes have reported");
+        is_well && is_shown("primary", "linux") && is_shown("minion", "windows")
+    });
+    for command in ["install", "uninstall"] {
+        let output = lab.tortie(&[command]).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && errors.contains("has its own agents"), "{errors}");
+    }
+    // A user may have meant the cluster of kubectl.
+    let output = lab.tortie(&["get", "nodes"]).env("KUBECONFIG", "/k").output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let expected = format!(
+        "datastore: the lab in {}; there is also --store kubernetes (KUBECONFIG=/k)\n",
+        lab.dir().display()
+    );
+    assert!(output.status.success() && errors == expected, "{errors}");
+}
+
 #[test]
 fn kubectl_needs_a_kubernetes_api() {
     let lab = Lab::new(User::Root);
     let _running = lab.up(&[]);
+    shows_its_state(&lab);
     let output = lab.tortie(&["lab", "kubectl", "get", "pods"]).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && errors.contains("--datastore kubernetes"), "{errors}");

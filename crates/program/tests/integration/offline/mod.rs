@@ -19,6 +19,7 @@ mod routes;
 mod support;
 mod terminal;
 mod validate;
+mod which_datastore;
 
 /// Pods of an installation name their node by the environment.
 #[test]
