@@ -196,6 +196,7 @@ impl StoreArguments {
 
     /// Opens the datastore for a daemon, whose datastore must be named: one that depends on what else runs on the machine, or on the
     /// home of a user, would change with them.
+    #[cfg(unix)]
     pub(crate) async fn open_named(&self) -> anyhow::Result<Arc<dyn Endpoints>> {
         self.ensure_named()?;
         self.open().await
