@@ -51,6 +51,11 @@ impl Claims {
         self.note(key);
     }
 
+    /// The frontend of a claim.
+    pub(crate) fn get(&self, key: &FrontendKey, claim: &Claim) -> Option<&Frontend> {
+        self.by_key.get(key)?.get(claim)
+    }
+
     /// The frontend of the first claim.
     pub(crate) fn winner(&self, key: &FrontendKey) -> Option<&Frontend> {
         self.by_key.get(key)?.values().next()

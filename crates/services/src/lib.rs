@@ -69,17 +69,20 @@ pub struct Services {
     state: NodeServices,
 }
 
-/// The objects of a Service, and what they have been published as.
+/// The objects of a Service, and what has been published of it.
 #[derive(Debug, Default)]
 struct Known {
     service: Option<Translated>,
     slices: BTreeMap<String, Slice>,
-    published: Published,
+    /// Its keys in [`NodeServices::ports`].
+    ports: Vec<Arc<ServicePortId>>,
+    claims: Vec<(FrontendKey, Claim)>,
+    cluster_ips: Vec<IpAddr>,
 }
 
 /// The result for a Service.
 #[derive(Debug, Default)]
-struct Published {
+struct Computed {
     ports: BTreeMap<Arc<ServicePortId>, ServicePort>,
     claims: BTreeMap<(FrontendKey, Claim), Frontend>,
     cluster_ips: Vec<IpAddr>,
@@ -263,18 +266,17 @@ impl Services {
         addresses: &mut BTreeSet<IpAddr>,
     ) {
         let Some(known) = self.services.get_mut(name) else { return };
-        let next = Published::of(name, known, &self.own);
-        let last = std::mem::take(&mut known.published);
+        let next = Computed::of(name, known, &self.own);
         for (id, port) in &next.ports {
-            deltas.extend(changed_port(id, last.ports.get(id), port));
+            deltas.extend(changed_port(id, self.state.ports.get(id), port));
         }
-        removed.extend(last.ports.keys().filter(|id| !next.ports.contains_key(*id)).cloned());
-        for ((key, claim), _) in last.claims.iter().filter(|(key, _)| !next.claims.contains_key(*key)) {
+        removed.extend(known.ports.iter().filter(|id| !next.ports.contains_key(*id)).cloned());
+        for (key, claim) in known.claims.iter().filter(|claim| !next.claims.contains_key(*claim)) {
             self.claims.remove(*key, claim);
             keys.insert(*key);
         }
-        for (entry @ (key, claim), frontend) in &next.claims {
-            if last.claims.get(entry) != Some(frontend) {
+        for ((key, claim), frontend) in &next.claims {
+            if self.claims.get(key, claim) != Some(frontend) {
                 self.claims.insert(*key, claim.clone(), frontend.clone());
                 keys.insert(*key);
             }
@@ -282,13 +284,15 @@ impl Services {
         for address in &next.cluster_ips {
             *self.cluster_ips.entry(*address).or_default() += 1;
         }
-        for address in &last.cluster_ips {
+        for address in &known.cluster_ips {
             if let Some(count) = self.cluster_ips.get_mut(address) {
                 *count -= 1;
             }
         }
-        addresses.extend(last.cluster_ips.iter().chain(&next.cluster_ips));
-        known.published = next;
+        addresses.extend(known.cluster_ips.iter().chain(&next.cluster_ips));
+        known.ports = next.ports.into_keys().collect();
+        known.claims = next.claims.into_keys().collect();
+        known.cluster_ips = next.cluster_ips;
         if known.service.is_none() && known.slices.is_empty() {
             self.services.remove(name);
         }
@@ -315,12 +319,12 @@ impl Services {
     }
 }
 
-impl Published {
+impl Computed {
     fn of(name: &ServiceName, known: &Known, node: &OwnNode) -> Self {
-        let mut published = Self::default();
-        let Some(service) = &known.service else { return published };
+        let mut computed = Self::default();
+        let Some(service) = &known.service else { return computed };
         for addresses in &service.families {
-            published.cluster_ips.push(addresses.cluster_ip);
+            computed.cluster_ips.push(addresses.cluster_ip);
             for port in &service.ports {
                 let id = Arc::new(ServicePortId {
                     service: name.clone(),
@@ -334,12 +338,12 @@ impl Published {
                 let pools = pools::choose(&endpoints, node.zone.as_deref(), used, service.affinity);
                 for (key, frontend) in frontends::of_port(service, addresses, port, &id, node) {
                     let claim = Claim::new(&frontend, service.created.as_ref());
-                    published.claims.insert((key, claim), frontend);
+                    computed.claims.insert((key, claim), frontend);
                 }
-                published.ports.insert(id, pools);
+                computed.ports.insert(id, pools);
             }
         }
-        published
+        computed
     }
 }
 
