@@ -38,7 +38,7 @@ pub use profiles::SeenProfile;
 pub use queries::{SeenHost, SeenNode, SeenPod, SeenPolicy, Subject, shown_labels};
 pub use services::{
     SERVICE_RULES, ServiceClient, ServiceCluster, ServiceJudgement, ServiceOutcome, ServicePacket, Visit,
-    judge_service,
+    judge_service, service_health,
 };
 pub use snapshot::{Snapshot, Stored};
 pub use subnet::Subnet;

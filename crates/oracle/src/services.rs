@@ -158,6 +158,20 @@ pub fn judge_service(
     ServiceJudgement { outcome, service_port: Some(service_port), rules }
 }
 
+/// The port of the health check of a Service for a family (`IPv4` or `IPv6`), and the number of addresses of its ready endpoints on the node. None
+/// if it has no such check.
+#[must_use]
+pub fn service_health(cluster: &ServiceCluster<'_>, service: &Value, family: &str) -> Option<(u16, usize)> {
+    let spec = &service["spec"];
+    let is_translated = translated(cluster, family).iter().any(|(one, _)| *one == service);
+    let has_check = spec["type"] == "LoadBalancer" && spec["externalTrafficPolicy"] == "Local";
+    let port = u16::try_from(spec["healthCheckNodePort"].as_u64()?).ok()?;
+    let all = items(&spec["ports"]).flat_map(|port| endpoints(cluster, service, port, family));
+    let here: BTreeSet<IpAddr> =
+        all.filter(|seen| seen.is_here && seen.ready).map(|seen| seen.at.0).collect();
+    (is_translated && has_check && port > 0).then_some((port, here.len()))
+}
+
 /// The Services that this kind of proxy translates at all, with an address of this family.
 fn translated<'a>(cluster: &ServiceCluster<'a>, family: &str) -> Vec<(&'a Value, IpAddr)> {
     let mut found = Vec::new();
@@ -300,7 +314,7 @@ fn claimed_outcome(
         rules.push("outside of source ranges");
         return ServiceOutcome::Dropped;
     }
-    let endpoints = endpoints(cluster, claimed, packet);
+    let endpoints = endpoints(cluster, claimed.service, claimed.port, family_of(packet.destination));
     if !endpoints.iter().any(|endpoint| endpoint.ready || endpoint.serving && endpoint.terminating) {
         rules.push("no endpoint");
         return ServiceOutcome::Rejected;
@@ -402,25 +416,22 @@ struct Seen {
 
 /// The endpoints of the port: of several entries of one address and port, one that does not end, then one that is ready, then that of the
 /// slice with the first name.
-fn endpoints(cluster: &ServiceCluster<'_>, claimed: &Claimed<'_>, packet: &ServicePacket) -> Vec<Seen> {
+fn endpoints(cluster: &ServiceCluster<'_>, service: &Value, port: &Value, family: &str) -> Vec<Seen> {
     let mut entries: Vec<((bool, bool, String, usize), Seen)> = Vec::new();
     for slice in cluster.objects.iter().filter(|object| object["kind"] == "EndpointSlice") {
-        let (metadata, service) = (&slice["metadata"], &claimed.service["metadata"]);
+        let (metadata, of_service) = (&slice["metadata"], &service["metadata"]);
         let labels = &metadata["labels"];
-        if metadata["namespace"] != service["namespace"]
-            || labels["kubernetes.io/service-name"] != service["name"]
+        if metadata["namespace"] != of_service["namespace"]
+            || labels["kubernetes.io/service-name"] != of_service["name"]
             || !labels["service.kubernetes.io/headless"].is_null()
-            || slice["addressType"] != family_of(packet.destination)
+            || slice["addressType"] != family
         {
             continue;
         }
-        for number in items(&slice["ports"]).filter_map(|port| number_of(port, claimed.port, packet.protocol))
-        {
+        for number in items(&slice["ports"]).filter_map(|of_slice| number_of(of_slice, port)) {
             for (index, endpoint) in items(&slice["endpoints"]).enumerate() {
                 let first = items(&endpoint["addresses"]).next().and_then(|address| ip(text(address)));
-                let Some(address) =
-                    first.filter(|address| family_of(*address) == family_of(packet.destination))
-                else {
+                let Some(address) = first.filter(|address| family_of(*address) == family) else {
                     continue;
                 };
                 let seen = seen(endpoint, (address, number), cluster.node);
@@ -435,9 +446,10 @@ fn endpoints(cluster: &ServiceCluster<'_>, claimed: &Claimed<'_>, packet: &Servi
 }
 
 /// The number of a slice's port, if it belongs to that port of the Service.
-fn number_of(port: &Value, of_service: &Value, protocol: &str) -> Option<u16> {
-    let is_of_it = port["name"].as_str()? == text(&of_service["name"])
-        && port["protocol"].as_str().unwrap_or("TCP") == protocol;
+fn number_of(port: &Value, of_service: &Value) -> Option<u16> {
+    let protocol = |port: &Value| port["protocol"].as_str().unwrap_or("TCP").to_owned();
+    let is_of_it =
+        port["name"].as_str()? == text(&of_service["name"]) && protocol(port) == protocol(of_service);
     let number = u16::try_from(port["port"].as_u64()?).ok()?;
     (is_of_it && number > 0).then_some(number)
 }

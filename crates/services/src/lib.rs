@@ -37,8 +37,8 @@ use node::OwnNode;
 pub use problem::{FrontendPlace, Problem};
 use service::Translated;
 pub use state::{
-    Backend, Frontend, FrontendAddress, FrontendKey, FrontendKind, NodePortPlace, NodeServices, PoolChange,
-    ServiceName, ServicePort, ServicePortId, ServicesDelta, TrafficPolicy,
+    Backend, Frontend, FrontendAddress, FrontendKey, FrontendKind, HealthCheck, NodePortPlace, NodeServices,
+    PoolChange, ServiceName, ServicePort, ServicePortId, ServicesDelta, TrafficPolicy,
 };
 
 /// The kinds of objects that must be completely known before anything is translated: half a list of endpoints would send connections to
@@ -86,6 +86,7 @@ struct Computed {
     ports: BTreeMap<Arc<ServicePortId>, ServicePort>,
     claims: BTreeMap<(FrontendKey, Claim), Frontend>,
     cluster_ips: Vec<IpAddr>,
+    health_checks: BTreeMap<IpVersion, HealthCheck>,
 }
 
 impl Services {
@@ -290,6 +291,10 @@ impl Services {
             }
         }
         addresses.extend(known.cluster_ips.iter().chain(&next.cluster_ips));
+        for family in IpVersion::ALL {
+            let last = self.state.health_checks.get(&(name.clone(), family));
+            deltas.extend(changed_check(name, family, last, next.health_checks.get(&family)));
+        }
         known.ports = next.ports.into_keys().collect();
         known.claims = next.claims.into_keys().collect();
         known.cluster_ips = next.cluster_ips;
@@ -325,6 +330,7 @@ impl Computed {
         let Some(service) = &known.service else { return computed };
         for addresses in &service.families {
             computed.cluster_ips.push(addresses.cluster_ip);
+            let mut local = BTreeSet::new();
             for port in &service.ports {
                 let id = Arc::new(ServicePortId {
                     service: name.clone(),
@@ -334,6 +340,7 @@ impl Computed {
                 });
                 let endpoints =
                     endpoints::of_port(&known.slices, addresses.family, &port.name, port.protocol);
+                local.extend(pools::local_ready(&endpoints));
                 let used = frontends::used_pools(service, addresses, port);
                 let pools = pools::choose(&endpoints, node.zone.as_deref(), used, service.affinity);
                 for (key, frontend) in frontends::of_port(service, addresses, port, &id, node) {
@@ -342,6 +349,9 @@ impl Computed {
                 }
                 computed.ports.insert(id, pools);
             }
+            let check =
+                service.health_check_port.map(|port| HealthCheck { port, local_endpoints: local.len() });
+            computed.health_checks.extend(check.map(|check| (addresses.family, check)));
         }
         computed
     }
@@ -365,4 +375,18 @@ fn changed_port(
         cluster: PoolChange::between(&from.cluster, &port.cluster),
         local: PoolChange::between(&from.local, &port.local),
     })
+}
+
+/// The change of a health check.
+fn changed_check(
+    name: &ServiceName,
+    family: IpVersion,
+    before: Option<&HealthCheck>,
+    check: Option<&HealthCheck>,
+) -> Option<ServicesDelta> {
+    match (before, check) {
+        (before, check) if before == check => None,
+        (_, Some(check)) => Some(ServicesDelta::HealthCheck(name.clone(), family, *check)),
+        (_, None) => Some(ServicesDelta::HealthCheckRemoved(name.clone(), family)),
+    }
 }

@@ -42,6 +42,14 @@ pub(crate) fn choose(
     port
 }
 
+/// The addresses of ready endpoints on this node.
+pub(crate) fn local_ready<'a>(
+    endpoints: &'a BTreeMap<(IpAddr, u16), &Endpoint>,
+) -> impl Iterator<Item = IpAddr> + use<'a> {
+    let local = endpoints.iter().filter(|(_, endpoint)| endpoint.is_ready && endpoint.is_local);
+    local.map(|((address, _), _)| *address)
+}
+
 fn those(
     endpoints: &BTreeMap<(IpAddr, u16), &Endpoint>,
     is_chosen: impl Fn(&Endpoint) -> bool,

@@ -27,6 +27,8 @@ pub(crate) struct Translated {
     pub(crate) external: TrafficPolicy,
     /// The time in seconds for which the backend of a client is remembered.
     pub(crate) affinity: Option<u32>,
+    /// The port of the health check of its load balancer.
+    pub(crate) health_check_port: Option<u16>,
     pub(crate) ports: Vec<Port>,
     pub(crate) families: Vec<Family>,
 }
@@ -91,11 +93,15 @@ fn translated(
     let internal = traffic_policy("spec.internalTrafficPolicy", spec.internal_traffic_policy.as_deref())?;
     let external = traffic_policy("spec.externalTrafficPolicy", spec.external_traffic_policy.as_deref())?;
     let affinity = affinity(spec)?;
+    let health_check_port = health_check_port(&value["spec"]["healthCheckNodePort"], wrong);
+    let has_health_check =
+        external == TrafficPolicy::Local && spec.service_type.as_deref() == Some("LoadBalancer");
     Ok(Translated {
         created: value["metadata"]["creationTimestamp"].as_str().map(str::to_owned),
         internal,
         external: if external_policy_counts(spec) { external } else { TrafficPolicy::Cluster },
         affinity,
+        health_check_port: health_check_port.filter(|_| has_health_check),
         ports: ports(spec, wrong),
         families: families(service, wrong),
     })
@@ -143,6 +149,16 @@ fn affinity(spec: &ServiceSpec) -> Result<Option<u32>, FieldError> {
             ),
         )),
     }
+}
+
+fn health_check_port(value: &Value, wrong: &mut Vec<FieldError>) -> Option<u16> {
+    let port =
+        if value.is_null() { Some(0) } else { value.as_u64().and_then(|port| u16::try_from(port).ok()) };
+    if port.is_none() {
+        let problem = format!("{value} is no port, so nothing answers there; write a number from 1 to 65535");
+        wrong.push(FieldError::new("spec.healthCheckNodePort", problem));
+    }
+    port.filter(|port| *port > 0)
 }
 
 fn ports(spec: &ServiceSpec, wrong: &mut Vec<FieldError>) -> Vec<Port> {

@@ -62,6 +62,16 @@ pub struct ServicePort {
     pub affinity: Option<u32>,
 }
 
+/// The health check of a load balancer: `spec.healthCheckNodePort` of a Service with `externalTrafficPolicy: Local`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The port of the node.
+    pub port: u16,
+    /// The number of addresses of ready endpoints on this node, for all ports of the Service together. The node is healthy for the load balancer if
+    /// there are any; endpoints that end do not count, although they may still get connections.
+    pub local_endpoints: usize,
+}
+
 /// Where a frontend is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrontendAddress {
@@ -142,6 +152,8 @@ pub struct NodeServices {
     pub service_cidrs: BTreeSet<IpNet>,
     /// Where node ports are, by family.
     pub node_ports: BTreeMap<IpVersion, NodePortPlace>,
+    /// The health checks of load balancers, by Service and family.
+    pub health_checks: BTreeMap<(ServiceName, IpVersion), HealthCheck>,
 }
 
 /// Backends that come and go.
@@ -183,6 +195,10 @@ pub enum ServicesDelta {
     ServiceCidrs(BTreeSet<IpNet>),
     /// Node ports of a family are here.
     NodePorts(IpVersion, NodePortPlace),
+    /// A health check of a family comes or changes.
+    HealthCheck(ServiceName, IpVersion, HealthCheck),
+    /// A health check of a family goes.
+    HealthCheckRemoved(ServiceName, IpVersion),
 }
 
 impl NodeServices {
@@ -204,6 +220,12 @@ impl NodeServices {
             ServicesDelta::ServiceCidrs(networks) => self.service_cidrs.clone_from(networks),
             ServicesDelta::NodePorts(family, place) => {
                 self.node_ports.insert(*family, place.clone());
+            }
+            ServicesDelta::HealthCheck(service, family, check) => {
+                self.health_checks.insert((service.clone(), *family), *check);
+            }
+            ServicesDelta::HealthCheckRemoved(service, family) => {
+                self.health_checks.remove(&(service.clone(), *family));
             }
         }
     }

@@ -577,6 +577,7 @@ fn wrong_fields_are_reported() {
         (json!({"ports": [{"port": 0}]}), "spec.ports[0].port: 0 is no port", 0),
         (json!({"ports": [{"port": 80}, {"port": 81}]}), "spec.ports[1].name: an earlier port", 1),
         (json!({"ports": [{"port": 80, "nodePort": 70000}]}), "nodePort", 0),
+        (json!({"healthCheckNodePort": 70000}), "spec.healthCheckNodePort: 70000 is no port", 2),
     ] {
         let mut services = services();
         put(&mut services, "s", &service(spec.clone()));
@@ -682,4 +683,46 @@ fn affinity_lasts_from_the_last_connection() {
     assert!(!affinities.of(a, client, 10_800, 20_000).is_empty());
     affinities.gone(a, backend);
     assert!(affinities.of(a, client, 10_800, 20_000).is_empty());
+}
+
+/// The health check of a load balancer counts addresses of ready endpoints of the node, for all ports together.
+#[test]
+fn health_checks_count_ready_endpoints_here() {
+    let all = json!([
+        endpoint("10.0.0.1", "n1", "rs"),
+        endpoint("10.0.0.2", "n1", "rs"),
+        endpoint("10.0.0.3", "n1", "st"),
+        endpoint("10.0.0.4", "n2", "rs"),
+    ]);
+    let ports = json!([{"name": "a", "port": 80}, {"name": "b", "port": 81}]);
+    for (spec, endpoints, expected) in [
+        (json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}), &all, Some(2)),
+        (
+            json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000}),
+            &json!([endpoint("10.0.0.3", "n1", "st")]),
+            Some(0),
+        ),
+        (json!({"externalTrafficPolicy": "Cluster", "healthCheckNodePort": 32000}), &all, None),
+        (json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 0}), &all, None),
+        (
+            json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32000, "type": "NodePort"}),
+            &all,
+            None,
+        ),
+    ] {
+        let mut services = services();
+        let mut value = service(spec);
+        value["spec"]["ports"] = ports.clone();
+        put(&mut services, "s", &value);
+        let mut two = slice(endpoints.clone());
+        two["ports"] = json!([{"name": "a", "port": 8080}, {"name": "b", "port": 8081}]);
+        put_slice(&mut services, "s-1", &two);
+        services.flush().unwrap();
+        let checks: Vec<_> = services.state().health_checks.values().collect();
+        assert_eq!(checks.first().map(|check| check.local_endpoints), expected, "{value}");
+        assert!(checks.iter().all(|check| check.port == 32_000));
+        services.update(&Key::namespaced(Kind::Service, "ns", "s"), None);
+        services.flush().unwrap();
+        assert!(services.state().health_checks.is_empty());
+    }
 }

@@ -147,7 +147,7 @@ fn service() -> impl Strategy<Value = (ObjectKey, Value)> {
                 "type": kind, "clusterIP": own[0], "clusterIPs": own, "externalIPs": external,
                 "internalTrafficPolicy": internal, "externalTrafficPolicy": external_policy,
                 "sessionAffinity": if has_affinity { json!("ClientIP") } else { Value::Null },
-                "sessionAffinityConfig": affinity, "loadBalancerSourceRanges": ranges, "ports": ports,
+                "sessionAffinityConfig": affinity, "healthCheckNodePort": (if day == 3 { 0 } else { 32_000 }), "loadBalancerSourceRanges": ranges, "ports": ports,
             },
             "status": {"loadBalancer": {"ingress": ingress}},
         });

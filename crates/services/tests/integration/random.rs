@@ -9,13 +9,14 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use serde_json::Value;
 use testkit::random::Random;
-use tortie_api::net::Protocol;
+use tortie_api::net::{IpVersion, Protocol};
 use tortie_oracle::{
     SERVICE_RULES, ServiceClient, ServiceCluster, ServiceOutcome, ServicePacket, Visit, judge_service,
+    service_health,
 };
 use tortie_services::{
     Affinities, Backend, FrontendKey, KINDS, Masquerading, NodePortAddresses, NodeServices, Outcome, Packet,
-    Sender, Services,
+    Sender, ServiceName, Services,
 };
 
 use crate::objects::{Event, NODE, ObjectKey, Sent, Settings, event, packet, settings};
@@ -26,6 +27,8 @@ const EVENTS: usize = 24;
 const PACKETS: usize = 10;
 /// The fewest judgements by each rule.
 const FEWEST: usize = 40;
+/// The health checks of a Service without ready endpoints here, and with some.
+const HEALTH: [&str; 2] = ["unhealthy", "healthy"];
 
 type Objects = BTreeMap<ObjectKey, Value>;
 type Step = (Event, Vec<Sent>);
@@ -41,7 +44,7 @@ fn packets_go_where_the_oracle_allows_after_each_event() {
     let lacking = || {
         let seen = seen.borrow();
         let count = |rule: &str| seen.get(rule).copied().unwrap_or_default();
-        let rule = SERVICE_RULES.iter().find(|rule| count(rule) < FEWEST)?;
+        let rule = SERVICE_RULES.iter().chain(&HEALTH).find(|rule| count(rule) < FEWEST)?;
         Some(format!("{rule}: {} judgements, {FEWEST} at least", count(rule)))
     };
     let result = Random::cases(CASES).shrinking(300).prove(&strategy, test, lacking);
@@ -90,6 +93,7 @@ impl<'a> History<'a> {
                 continue;
             }
             self.flush()?;
+            self.check_health(seen)?;
             let frontends: Vec<FrontendKey> = self.copy.frontends.keys().copied().collect();
             for sent in packets {
                 self.now += sent.delay;
@@ -126,19 +130,46 @@ impl<'a> History<'a> {
         Ok(())
     }
 
+    /// The health checks are those of the oracle.
+    fn check_health(&self, seen: &mut BTreeMap<&'static str, usize>) -> Result<(), String> {
+        let objects: Vec<Value> = self.objects.values().cloned().collect();
+        let cluster = self.cluster(&objects);
+        for service in objects.iter().filter(|object| object["kind"] == "Service") {
+            for (family, name) in [(IpVersion::V4, "IPv4"), (IpVersion::V6, "IPv6")] {
+                let expected = service_health(&cluster, service, name);
+                let text = |field: &str| service["metadata"][field].as_str().unwrap().to_owned();
+                let key = (ServiceName { namespace: text("namespace"), name: text("name") }, family);
+                let check = self.copy.health_checks.get(&key);
+                if check.map(|check| (check.port, check.local_endpoints)) != expected {
+                    return Err(format!("{key:?}: the check {check:?}, the oracle says {expected:?}"));
+                }
+                match expected {
+                    Some((_, 0)) => *seen.entry(HEALTH[0]).or_default() += 1,
+                    Some(_) => *seen.entry(HEALTH[1]).or_default() += 1,
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn cluster<'o>(&'o self, objects: &'o [Value]) -> ServiceCluster<'o> {
+        ServiceCluster {
+            node: NODE,
+            objects,
+            node_port_addresses: self.settings.node_port_addresses.as_deref(),
+            masquerade_all: self.settings.masquerade_all,
+            knows_pods: self.settings.knows_pods,
+        }
+    }
+
     fn judge(
         &mut self,
         packet: &ServicePacket,
         seen: &mut BTreeMap<&'static str, usize>,
     ) -> Result<(), String> {
         let objects: Vec<Value> = self.objects.values().cloned().collect();
-        let cluster = ServiceCluster {
-            node: NODE,
-            objects: &objects,
-            node_port_addresses: self.settings.node_port_addresses.as_deref(),
-            masquerade_all: self.settings.masquerade_all,
-            knows_pods: self.settings.knows_pods,
-        };
+        let cluster = self.cluster(&objects);
         let judged = judge_service(&cluster, packet, &self.visits, self.now);
         for rule in &judged.rules {
             *seen.entry(rule).or_default() += 1;
