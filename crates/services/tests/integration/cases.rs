@@ -1,110 +1,16 @@
 //! Single cases, by tables. Each is a Service and its endpoints in short, and the destinations of a packet in words.
 
-use std::collections::BTreeSet;
-
 use serde_json::{Value, json};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_services::{
-    Affinities, FrontendAddress, FrontendKind, KINDS, Masquerading, NodePortAddresses, NodePortPlace,
-    Outcome, Packet, Sender, Services,
+    Affinities, FrontendAddress, FrontendKind, KINDS, NodePortAddresses, NodePortPlace, Sender, Services,
 };
 
-const NODE: &str = "n1";
-
-fn services() -> Services {
-    let mut services = Services::new(NODE, NodePortAddresses::Primary);
-    KINDS.into_iter().for_each(|kind| services.listed(kind));
-    let addresses = json!([
-        {"type": "InternalIP", "address": "192.0.2.1"}, {"type": "InternalIP", "address": "2001:db8::1"}]);
-    put_node(&mut services, json!({"topology.kubernetes.io/zone": "a"}), addresses);
-    services
-}
-
-fn put_node(services: &mut Services, labels: Value, addresses: Value) {
-    let node = json!({"metadata": {"name": NODE, "labels": labels}, "status": {"addresses": addresses}});
-    services.update(&Key::global(Kind::Node, NODE), Some(&node));
-}
-
-/// Puts the Service `ns/NAME`.
-fn put(services: &mut Services, name: &str, service: &Value) {
-    let mut value = service.clone();
-    value["metadata"]["name"] = json!(name);
-    services.update(&Key::namespaced(Kind::Service, "ns", name), Some(&value));
-}
-
-/// Puts a slice of the Service `ns/s`.
-fn put_slice(services: &mut Services, name: &str, slice: &Value) {
-    let mut value = slice.clone();
-    value["metadata"]["name"] = json!(name);
-    if value["metadata"]["labels"].is_null() {
-        value["metadata"]["labels"] = json!({"kubernetes.io/service-name": "s"});
-    }
-    services.update(&Key::namespaced(Kind::EndpointSlice, "ns", name), Some(&value));
-}
-
-fn slice(endpoints: Value) -> Value {
-    json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"name": "", "port": 8080}]})
-}
-
-fn service(spec: Value) -> Value {
-    let mut value = json!({"spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.1", "ports": [{"port": 80, "nodePort": 30080}]}});
-    for (field, of_case) in spec.as_object().unwrap() {
-        value["spec"][field] = of_case.clone();
-    }
-    value
-}
-
-/// An endpoint: its address, the node `n1` or another, and letters for ready, serving, terminating.
-fn endpoint(address: &str, node: &str, state: &str) -> Value {
-    let has = |letter| state.contains(letter);
-    let conditions = json!({"ready": has('r'), "serving": has('s'), "terminating": has('t')});
-    json!({"addresses": [address], "nodeName": node, "conditions": conditions})
-}
-
-/// The destinations of a packet of TCP in words: backends, with `!` where the source becomes the node's.
-fn sent(services: &mut Services, from: (Sender, &str), to: &str, port: u16) -> String {
-    sent_by(services, from, to, (Protocol::TCP, port))
-}
-
-fn sent_by(
-    services: &mut Services,
-    (sender, source): (Sender, &str),
-    to: &str,
-    (protocol, port): (Protocol, u16),
-) -> String {
-    services.flush().unwrap();
-    let destination = to.parse().unwrap();
-    let packet = Packet {
-        source: source.parse().unwrap(),
-        sender,
-        destination,
-        is_to_node: ["192.0.2.1", "192.0.2.9", "2001:db8::1", "127.0.0.1"].contains(&to),
-        protocol,
-        port,
-    };
-    let masquerading = Masquerading { all: false, knows_pods: true };
-    match services.state().evaluate(&packet, masquerading, &BTreeSet::new()) {
-        Outcome::Untouched => "untouched".to_owned(),
-        Outcome::Dropped => "dropped".to_owned(),
-        Outcome::Rejected => "rejected".to_owned(),
-        Outcome::Translated(all) => {
-            let words = all.iter().map(|one| {
-                let mark = if one.masquerade { "!" } else { "" };
-                format!("{}:{}{mark}", one.backend.address, one.backend.port)
-            });
-            words.collect::<Vec<_>>().join(" ")
-        }
-    }
-}
-
-const POD: (Sender, &str) = (Sender::Pod, "10.0.0.99");
-const NODE_ITSELF: (Sender, &str) = (Sender::Node, "192.0.2.1");
-const OTHER: (Sender, &str) = (Sender::Other, "203.0.113.5");
-
-fn problems(services: &Services) -> Vec<String> {
-    services.problems().iter().map(ToString::to_string).collect()
-}
+use crate::setting::{
+    NODE, NODE_ITSELF, OTHER, POD, endpoint, problems, put, put_node, put_slice, sent, sent_by, service,
+    services, slice,
+};
 
 /// Each row of the table of destinations, for the clusterIP and for the three external kinds.
 #[test]
@@ -532,7 +438,7 @@ fn the_first_claim_to_an_address_wins() {
     let expected = "Service ns/t: the node port 30080 of TCP leads to Service ns/s, which has it, too; remove it from one of them";
     assert_eq!(problems(&services), [expected]);
     // A clusterIP cannot be taken, and a Service may have one address twice.
-    let mut services = self::services();
+    let mut services = crate::setting::services();
     put(&mut services, "s", &service(json!({"externalIPs": ["10.96.0.2", "198.51.100.7", "198.51.100.7"]})));
     put(&mut services, "t", &service(json!({"clusterIP": "10.96.0.2", "ports": [{"port": 80}]})));
     services.flush().unwrap();
@@ -540,93 +446,6 @@ fn the_first_claim_to_an_address_wins() {
         services.state().frontends.values().find(|frontend| frontend.service_port.service.name == "t");
     assert_eq!(owner.map(|frontend| frontend.kind), Some(FrontendKind::ClusterIp));
     assert_eq!(problems(&services).len(), 1, "{:?}", problems(&services));
-}
-
-/// Each part that has no effect is reported with its field.
-#[test]
-fn wrong_fields_are_reported() {
-    for (spec, found, left) in [
-        (json!({"externalTrafficPolicy": "local"}), "spec.externalTrafficPolicy: \"local\" is neither", 0),
-        (json!({"internalTrafficPolicy": "Node"}), "spec.internalTrafficPolicy: \"Node\" is neither", 0),
-        (json!({"sessionAffinity": "Cookie"}), "spec.sessionAffinity: \"Cookie\" is neither", 0),
-        (
-            json!({"sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 0}}}),
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: 0 is not in 1 to 86400",
-            0,
-        ),
-        (
-            json!({"externalIPs": ["198.51.100.256"]}),
-            "spec.externalIPs[0]: \"198.51.100.256\" is no address",
-            2,
-        ),
-        (
-            json!({"externalIPs": ["127.0.0.1"]}),
-            "spec.externalIPs[0]: 127.0.0.1 is no address that other machines",
-            2,
-        ),
-        (
-            json!({"loadBalancerSourceRanges": ["10.0.0.1"]}),
-            "spec.loadBalancerSourceRanges[0]: \"10.0.0.1\" is no network",
-            2,
-        ),
-        (
-            json!({"ports": [{"port": 80, "protocol": "ICMP"}]}),
-            "spec.ports[0].protocol: \"ICMP\" is not served",
-            0,
-        ),
-        (json!({"ports": [{"port": 0}]}), "spec.ports[0].port: 0 is no port", 0),
-        (json!({"ports": [{"port": 80}, {"port": 81}]}), "spec.ports[1].name: an earlier port", 1),
-        (json!({"ports": [{"port": 80, "nodePort": 70000}]}), "nodePort", 0),
-        (json!({"healthCheckNodePort": 70000}), "spec.healthCheckNodePort: 70000 is no port", 2),
-    ] {
-        let mut services = services();
-        put(&mut services, "s", &service(spec.clone()));
-        services.flush().unwrap();
-        let problems = problems(&services);
-        assert!(
-            problems.len() == 1 && problems[0].starts_with("Service ns/s: ") && problems[0].contains(found),
-            "{spec}: {problems:?}"
-        );
-        assert_eq!(services.state().frontends.len(), left, "{spec}");
-        services.update(&Key::namespaced(Kind::Service, "ns", "s"), None);
-        assert_eq!(services.problems().len(), 0);
-    }
-    for (slice, found) in [
-        (
-            slice(json!([{"addresses": ["10.0.0.300"]}])),
-            "endpoints[0].addresses[0]: \"10.0.0.300\" is no IPv4 address",
-        ),
-        (
-            slice(json!([{"addresses": ["fd00::1"]}])),
-            "endpoints[0].addresses[0]: \"fd00::1\" is no IPv4 address",
-        ),
-        (
-            slice(json!([{"addresses": ["169.254.169.254"]}])),
-            "endpoints[0].addresses[0]: 169.254.169.254 is no address",
-        ),
-        (json!({"endpoints": []}), "addressType: is neither IPv4 nor IPv6"),
-        (
-            json!({"addressType": "IPv4", "endpoints": [], "ports": [{"name": "", "port": 1, "protocol": "ICMP"}]}),
-            "ports[0].protocol: \"ICMP\" is not served",
-        ),
-    ] {
-        let mut services = services();
-        put_slice(&mut services, "s-1", &slice);
-        let problems = problems(&services);
-        assert!(problems.len() == 1 && problems[0].contains(found), "{slice}: {problems:?}");
-    }
-    let mut services = services();
-    for (cidr, found) in [
-        (
-            json!({"spec": {"cidrs": ["10.96.0.0"]}}),
-            "ServiceCIDR k: spec.cidrs[0]: \"10.96.0.0\" is no network",
-        ),
-        (json!({"spec": {"cidrs": "10.96.0.0/12"}}), "ServiceCIDR k: spec.cidrs: "),
-    ] {
-        services.update_service_cidr("k", Some(&cidr));
-        let problems = problems(&services);
-        assert!(problems.len() == 1 && problems[0].starts_with(found), "{cidr}: {problems:?}");
-    }
 }
 
 /// Half of a cluster is not translated, and a part of it later changes nothing else.

@@ -4,3 +4,5 @@
 mod cases;
 mod objects;
 mod random;
+mod reports;
+mod setting;
