@@ -18,6 +18,7 @@ mod path;
 mod peers;
 mod profiles;
 mod queries;
+mod services;
 mod snapshot;
 mod subnet;
 mod trace;
@@ -35,6 +36,10 @@ use path::{Hop, PacketPath};
 pub use peers::{Peer, QuestionError, family_of};
 pub use profiles::SeenProfile;
 pub use queries::{SeenHost, SeenNode, SeenPod, SeenPolicy, Subject, shown_labels};
+pub use services::{
+    SERVICE_RULES, ServiceClient, ServiceCluster, ServiceJudgement, ServiceOutcome, ServicePacket, Visit,
+    judge_service, service_health,
+};
 pub use snapshot::{Snapshot, Stored};
 pub use subnet::Subnet;
 pub use trace::{

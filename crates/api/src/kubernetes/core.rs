@@ -111,6 +111,8 @@ impl Node {
     pub const LABELS: &str = "projectcalico.org/labels";
     /// The label with the node's operating system.
     pub const OS: &str = "kubernetes.io/os";
+    /// The label with the node's zone.
+    pub const ZONE: &str = "topology.kubernetes.io/zone";
 
     /// The node with the labels of the annotation [`LABELS`](Self::LABELS). The node's own labels take precedence, and an annotation that
     /// is no mapping of texts does not count, as in Calico (`libcalico-go/lib/backend/k8s/resources/node.go`). Unlike there, it gives no labels

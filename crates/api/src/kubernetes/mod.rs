@@ -21,7 +21,8 @@ pub use network_policy::{
     NetworkPolicyRule, NetworkPolicySpec, Requirement,
 };
 pub use service::{
-    EndpointSlice, LoadBalancerIngress, LoadBalancerStatus, Service, ServicePort, ServiceSpec, ServiceStatus,
+    ClientIpConfig, EndpointHint, EndpointHints, EndpointSlice, LoadBalancerIngress, LoadBalancerStatus,
+    Service, ServiceCidr, ServiceCidrSpec, ServicePort, ServiceSpec, ServiceStatus, SessionAffinityConfig,
     SliceConditions, SliceEndpoint, SlicePort,
 };
 pub(crate) use workload::pod_of;

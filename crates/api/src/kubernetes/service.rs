@@ -1,12 +1,15 @@
-//! `v1` Service and `discovery.k8s.io/v1` EndpointSlice, as far as policy and BGP need them.
+//! `v1` Service, `discovery.k8s.io/v1` EndpointSlice and `networking.k8s.io/v1` ServiceCIDR, as far as policy, BGP and the
+//! translation of Services need them.
 
 use std::net::IpAddr;
 
 use serde::Deserialize;
+use serde_json::Value;
 
-use crate::Metadata;
 use crate::fields::list;
 use crate::net::Protocol;
+use crate::resource::typed;
+use crate::{FieldError, Metadata};
 
 /// A Service.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -36,6 +39,15 @@ pub struct ServiceSpec {
     pub external_ips: Vec<String>,
     /// `Local`: packets to external addresses reach only backends of the node that takes them. `Cluster` if absent.
     pub external_traffic_policy: Option<String>,
+    /// `Local`: packets to its own addresses reach only backends of the sender's node. `Cluster` if absent.
+    pub internal_traffic_policy: Option<String>,
+    /// `ClientIP`: connections of a client reach the backend of its last one. `None` if absent.
+    pub session_affinity: Option<String>,
+    /// The settings of `ClientIP`.
+    pub session_affinity_config: Option<SessionAffinityConfig>,
+    /// The networks whose packets to the load balancer's addresses pass; all networks if there are none.
+    #[serde(deserialize_with = "list")]
+    pub load_balancer_source_ranges: Vec<String>,
     /// `IPv4` and `IPv6`, as far as it has addresses of them; the API server fills it in.
     #[serde(deserialize_with = "list")]
     pub ip_families: Vec<String>,
@@ -45,6 +57,24 @@ pub struct ServiceSpec {
     /// Its ports.
     #[serde(deserialize_with = "list")]
     pub ports: Vec<ServicePort>,
+}
+
+/// The settings of session affinity.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SessionAffinityConfig {
+    /// Those of `ClientIP`.
+    #[serde(rename = "clientIP")]
+    pub client_ip: Option<ClientIpConfig>,
+}
+
+/// The settings of session affinity by the client's address.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClientIpConfig {
+    /// The time in seconds after a client's last new connection for which its backend is remembered, 1 to 86,400; 10,800 if
+    /// absent.
+    pub timeout_seconds: Option<u32>,
 }
 
 /// The state of a Service assigned by the cluster.
@@ -76,6 +106,7 @@ pub struct LoadBalancerIngress {
 
 /// A port of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ServicePort {
     /// Its name; may be absent if the Service has only one port.
     #[serde(default)]
@@ -85,6 +116,9 @@ pub struct ServicePort {
     pub protocol: Option<String>,
     /// The port of the Service's own addresses.
     pub port: u16,
+    /// The port of the nodes' addresses; absent or 0 if nodes have none for it.
+    #[serde(default)]
+    pub node_port: Option<u16>,
 }
 
 /// Some of the backends of a Service.
@@ -115,6 +149,28 @@ pub struct SliceEndpoint {
     /// The node that it runs on.
     #[serde(default, rename = "nodeName")]
     pub node_name: Option<String>,
+    /// The clients that should use it, as the controller of slices proposes.
+    #[serde(default)]
+    pub hints: Option<EndpointHints>,
+}
+
+/// The clients that should use a backend.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct EndpointHints {
+    /// Those of these zones.
+    #[serde(deserialize_with = "list")]
+    pub for_zones: Vec<EndpointHint>,
+    /// Those of these nodes.
+    #[serde(deserialize_with = "list")]
+    pub for_nodes: Vec<EndpointHint>,
+}
+
+/// A zone or a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct EndpointHint {
+    /// Its name.
+    pub name: String,
 }
 
 /// The readiness of a backend.
@@ -143,7 +199,37 @@ pub struct SlicePort {
     pub port: Option<u16>,
 }
 
+/// Networks of the addresses that Services get (`networking.k8s.io/v1`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct ServiceCidr {
+    /// The networks.
+    #[serde(default)]
+    pub spec: ServiceCidrSpec,
+}
+
+/// The networks of a ServiceCIDR.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ServiceCidrSpec {
+    /// The networks as text, at most one of each family.
+    #[serde(deserialize_with = "list")]
+    pub cidrs: Vec<String>,
+}
+
+impl ServiceCidr {
+    /// The typed view of a stored ServiceCIDR.
+    ///
+    /// # Errors
+    /// The field that cannot be read.
+    pub fn read(value: &Value) -> Result<Self, FieldError> {
+        typed(value)
+    }
+}
+
 impl Service {
+    /// The label that hides it from the node's proxy, whatever its value.
+    pub const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+
     /// Its own addresses; none if it is headless or an external name.
     #[must_use]
     pub fn cluster_ips(&self) -> Vec<IpAddr> {
@@ -191,6 +277,8 @@ impl SliceEndpoint {
 impl EndpointSlice {
     /// The label with the name of the Service.
     pub const SERVICE: &str = "kubernetes.io/service-name";
+    /// The label of slices of headless Services, whatever its value.
+    pub const HEADLESS: &str = "service.kubernetes.io/headless";
 
     /// The Service that the slice belongs to.
     #[must_use]

@@ -1,0 +1,8 @@
+//! Services of random clusters, compared with the oracle and with a computation from scratch.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod cases;
+mod objects;
+mod random;
+mod reports;
+mod setting;
