@@ -30,6 +30,9 @@ impl Oracle<'_> {
 
     fn judge_tables(&self, hop: &HostHop<'_>, packet: &Packet<'_>, notes: &mut Vec<String>) -> Vec<Trace> {
         let HostHop { interface, at, direction, forwarded, before, .. } = hop;
+        if !forwarded && packet.is_neighbour_discovery() {
+            return vec![built_in(interface, *direction, Verdict::Allow, "neighbours find each other")];
+        }
         let early = before.map_or_else(|| packet.clone(), |(address, port)| packet.towards(address, port));
         let judge_at = |interface: &HostInterface, table, packet: &Packet<'_>, direction| {
             self.judge(&JudgedEndpoint::host(interface, table), direction, packet)
@@ -51,9 +54,12 @@ impl Oracle<'_> {
         if !failsafe && untracked && !answers_failsafe(felix, *direction, &early) {
             let trace = judge(Table::Untracked, &early, *direction);
             if trace.decided_by != DecidedBy::Nobody {
-                let allows = trace.verdict == Verdict::Allow;
-                let reply = allows.then(|| self.reply(interface, *direction, &early));
-                return std::iter::once(trace).chain(reply).collect();
+                let next = match trace.verdict {
+                    Verdict::Deny => None,
+                    Verdict::Allow if *forwarded => after_untracked(hop, packet),
+                    Verdict::Allow => Some(self.reply(interface, *direction, &early)),
+                };
+                return std::iter::once(trace).chain(next).collect();
             }
             traces.push(trace);
         }
@@ -107,6 +113,22 @@ impl Oracle<'_> {
         Trace::begin(format!("node {node}"), Direction::Ingress, Table::Normal)
             .decided(verdict, DecidedBy::EndpointToHost { action: format!("{action:?}") })
     }
+}
+
+/// The end of a forwarded packet without connection tracking, on its way in (policy decision 17). Its pod's answers are judged as other
+/// packets of the pod, except for those of TCP, which nothing begins.
+fn after_untracked(hop: &HostHop<'_>, packet: &Packet<'_>) -> Option<Trace> {
+    let rule = match (hop.before, packet.protocol) {
+        (Some(_), _) => "without connection tracking, no address is translated",
+        (None, Protocol::TCP) => "without connection tracking, answers of pods belong to no connection",
+        (None, _) => return None,
+    };
+    Some(Trace { table: Table::Untracked, ..built_in(hop.interface, hop.direction, Verdict::Deny, rule) })
+}
+
+fn built_in(interface: &HostInterface, direction: Direction, verdict: Verdict, rule: &str) -> Trace {
+    let mut trace = Trace::begin(interface.identity.to_string(), direction, Table::Normal);
+    trace.decided(verdict, DecidedBy::BuiltIn { rule: rule.to_owned() })
 }
 
 fn is_failsafe(felix: &FelixConfigurationSpec, direction: Direction, packet: &Packet<'_>) -> bool {

@@ -55,6 +55,12 @@ impl<'a> Packet<'a> {
         Self { destination: PacketEnd::new(self.world, address, port), ..self.clone() }
     }
 
+    /// True if neighbours find each other by it, or routers.
+    pub(super) fn is_neighbour_discovery(&self) -> bool {
+        let is_type = |(icmp_type, _): (u8, u8)| (133..=136).contains(&icmp_type);
+        self.protocol == Protocol::ICMPV6 && self.icmp.is_some_and(is_type)
+    }
+
     /// The packet that answers this one.
     pub(super) fn reply(&self) -> Self {
         let answer = |(icmp_type, code)| match (self.protocol, icmp_type) {

@@ -251,10 +251,19 @@ fn node_of<'a>(world: &'a World, name: &str) -> Result<End<'a>, QuestionError> {
 }
 
 /// The source of a packet from an end with this address. A node uses its tunnel's address for pods of other nodes that it
-/// reaches by the tunnel, and its own address for everything else (policy decision 2).
+/// reaches by the tunnel, and its own address for everything else (policy decision 2). A Linux node does so also if a program is bound to
+/// another address of the node.
 fn source(world: &World, from: &End<'_>, own: IpAddr, to: &End<'_>, destination: IpAddr) -> IpAddr {
-    let (End::Node(name, node), End::Pod(pod, _)) = (from, to) else { return own };
-    if pod.node == **name || !world.encapsulates(name, &pod.node, destination) {
+    let End::Pod(pod, _) = to else { return own };
+    let (name, node) = match from {
+        End::Node(name, node) => (*name, *node),
+        End::NodeAt(name, _) => match world.nodes.get(*name).filter(|node| !node.is_windows) {
+            Some(node) => (*name, node),
+            None => return own,
+        },
+        End::Pod(..) | End::Outside(_) => return own,
+    };
+    if pod.node == *name || !world.encapsulates(name, &pod.node, destination) {
         return own;
     }
     if world.has_ipip(destination) {

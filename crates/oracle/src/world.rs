@@ -100,6 +100,7 @@ pub(super) struct NodeAddresses {
     /// The address of its IPIP tunnel.
     pub(super) ipip: Option<IpAddr>,
     pub(super) subnet: Subnet,
+    pub(super) is_windows: bool,
 }
 
 impl NodeAddresses {
@@ -118,6 +119,7 @@ impl NodeAddresses {
             vxlan: of_families(&tunnel),
             ipip: node.ipip_address().filter(|_| node.address().is_some()).map(IpAddr::V4),
             subnet: Subnet::default(),
+            is_windows: node.metadata.labels.get(Node::OS).is_some_and(|os| os == "windows"),
         }
     }
 }

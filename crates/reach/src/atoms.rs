@@ -132,6 +132,13 @@ impl Vocabulary {
         uses
     }
 
+    /// The criterion that decides whether a packet is of a protocol.
+    pub(super) fn protocol(&mut self, protocol: Protocol) -> Uses {
+        let mut uses = Uses::default();
+        self.matcher(Matcher::Protocol(protocol), &mut uses);
+        uses
+    }
+
     /// The criteria for a packet that distinguish what these criteria distinguish in its reply.
     pub(super) fn before_reply(&mut self, of_reply: &Uses) -> Uses {
         let mut uses = Uses { atoms: of_reply.atoms.clone(), matchers: BTreeSet::new() };

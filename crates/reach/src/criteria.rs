@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tortie_api::net::Direction;
+use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Kind, Resource};
 
 use super::applying::{PodPolicies, Policies, Profile};
@@ -23,6 +23,8 @@ pub(super) struct Criteria {
     /// The criteria that decide whether a packet comes from a failsafe port of the other direction. Untracked policy
     /// is not evaluated for such packets; without untracked policy the criteria are empty.
     answers: BothDirections,
+    /// Without connection tracking, pods answer other protocols than TCP only; without untracked policy the criteria are empty.
+    is_tcp: Uses,
 }
 
 /// Ingress, then egress.
@@ -79,7 +81,8 @@ impl Criteria {
             true => [outbound, inbound].map(|opposite| vocabulary.before_reply(opposite)),
             false => BothDirections::default(),
         };
-        Self { policies, of_replies, profiles, failsafe, answers }
+        let is_tcp = if has_untracked { vocabulary.protocol(Protocol::TCP) } else { Uses::default() };
+        Self { policies, of_replies, profiles, failsafe, answers, is_tcp }
     }
 
     /// The criteria of all policies and profiles that apply to a pod.
@@ -106,6 +109,7 @@ impl Criteria {
             }
             if !host.policies(Table::Untracked, direction).is_empty() {
                 uses.add(&self.answers[index_of(direction)]);
+                uses.add(&self.is_tcp);
             }
             for of in DIRECTIONS {
                 let untracked = host.policies(Table::Untracked, of).iter();

@@ -148,7 +148,6 @@ fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
             _ => None,
         })
         .collect();
-    let mut v6 = false;
     for oracle in oracles {
         cuts.extend(oracle.network_sets().flat_map(|(_, nets)| nets));
         for (namespace, name) in vocabulary.services() {
@@ -159,9 +158,10 @@ fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
                 cuts.extend(oracle.addresses_of_nodes(nodes).map(IpNet::from));
             }
         }
-        v6 |= oracle.pods().any(|pod| pod.addresses().iter().any(IpAddr::is_ipv6));
     }
-    v6 |= cuts.iter().any(|net| net.addr().is_ipv6());
+    // Pods may have one family, and nodes both.
+    let v6 =
+        addresses_in_use(oracles).iter().any(IpAddr::is_ipv6) || cuts.iter().any(|net| net.addr().is_ipv6());
     cuts.extend(nets::everything(v6));
     cuts
 }

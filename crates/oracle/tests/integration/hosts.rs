@@ -93,13 +93,15 @@ fn verdict(snapshot: &Snapshot, flow: &str) -> bool {
         None => (port, None),
     };
     let (protocol, number) = port.split_once('/').unwrap();
+    let protocol = Protocol::from_name(protocol).unwrap();
+    let icmp = (protocol == Protocol::ICMPV6).then(|| (number.parse().unwrap(), 0));
     let question = Question {
         from: peer(from),
         to: peer(to),
-        protocol: Protocol::from_name(protocol).unwrap(),
+        protocol,
         source_port: 40_000,
-        destination_port: number.parse().unwrap(),
-        icmp: None,
+        destination_port: if icmp.is_some() { 0 } else { number.parse().unwrap() },
+        icmp,
         via: via.map(|via| (via.ip(), via.port())),
         by_node: None,
     };
@@ -127,12 +129,42 @@ fn cases() -> Vec<Case> {
                 "node/n1 > web/b tcp/1",
                 "web/a > web/host tcp/1",
                 "web/host > web/b udp/1",
+                // By the tunnel, the packet has its address, also if a program is bound to another one.
+                "192.0.2.1 > web/b tcp/1",
             ],
             denied: &[
                 "node/n1 > web/b udp/1",
-                "192.0.2.1 > web/b tcp/1",
+                "192.0.2.1 > web/b udp/1",
                 "web/a > web/b tcp/1",
                 "outside > web/b tcp/1",
+            ],
+        },
+        Case {
+            what: "a program on a Windows node that is bound to the node's address sends with that address (2)",
+            objects: "---\napiVersion: v1\nkind: Node\nmetadata: {name: n3, labels: {kubernetes.io/os: windows}, annotations: {projectcalico.org/IPv4Address: 192.0.2.3/24, projectcalico.org/IPv4VXLANTunnelAddr: 10.0.3.0}}\n".to_owned()
+                + &policy("p", "{selector: app == 'b', ingress: [{action: Allow, source: {nets: [192.0.2.3/32]}}], types: [Ingress]}"),
+            allowed: &["192.0.2.3 > web/b tcp/1"],
+            denied: &["192.0.2.1 > web/b tcp/1", "node/n3 > web/b tcp/1"],
+        },
+        Case {
+            what: "neighbour discovery is exempt from host endpoints, and nothing else of ICMPv6 is (16)",
+            objects: "---\napiVersion: v1\nkind: Node\nmetadata: {name: n6, annotations: {projectcalico.org/IPv6Address: fd00::6/64}}\n".to_owned()
+                + "---\napiVersion: projectcalico.org/v3\nkind: HostEndpoint\nmetadata: {name: h6}\nspec: {node: n6, interfaceName: eth0}\n",
+            allowed: &["fd00::9 > node/n6 ICMPv6/133", "fd00::9 > node/n6 ICMPv6/135", "node/n6 > fd00::9 ICMPv6/136"],
+            denied: &["fd00::9 > node/n6 ICMPv6/128", "fd00::9 > node/n6 ICMPv6/137", "node/n6 > fd00::9 ICMPv6/128"],
+        },
+        Case {
+            what: "without connection tracking, a pod's answers of TCP are dropped, and no port of a node leads to a pod (17)",
+            objects: host("h", "interfaceName: eth0, profiles: [projectcalico-default-allow]")
+                + &policy(
+                    "g",
+                    "{selector: on == 'n2', doNotTrack: true, applyOnForward: true, ingress: [{action: Allow}], egress: [{action: Allow}]}",
+                ),
+            allowed: &["outside > node/n2 tcp/1", "outside > web/b udp/1", "web/b > outside tcp/1"],
+            denied: &[
+                "outside > web/b tcp/1",
+                "outside > web/b tcp/1 via 192.0.2.2:30001",
+                "outside > web/b udp/1 via 192.0.2.2:30001",
             ],
         },
         Case {
@@ -306,7 +338,7 @@ fn cases() -> Vec<Case> {
         },
         Case {
             what: "policies with doNotTrack and preDNAT are nothing to pods; one without namespaceSelector is about host endpoints too (13, 16)",
-            objects: host("h", "interfaceName: eth0, expectedIPs: [192.0.2.2]")
+            objects: host("h", "interfaceName: eth0, expectedIPs: [192.0.2.2, 10.0.2.0]")
                 + &policy(
                     "u",
                     "{selector: all(), doNotTrack: true, applyOnForward: true, ingress: [{action: Deny, protocol: TCP, destination: {ports: [9]}}]}",

@@ -41,6 +41,7 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
             FOR_HOSTS => {
                 "nothing for Linux nodes; host endpoints of Windows nodes are not enforced here either"
             }
+            LOG => "look for the log on Linux nodes only; Windows nodes log nothing here either",
             _ => "nothing here: it works on Linux and Windows nodes alike",
         };
         found.add(
@@ -53,6 +54,7 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
 }
 
 const FOR_HOSTS: &str = "policy for host endpoints";
+const LOG: &str = "the action Log";
 /// Calico has no such peers on any system (`libcalico-go/lib/backend/k8s/conversion/clusternetworkpolicy.go`).
 const BY_NODES: &str = "a peer by nodes";
 
@@ -90,7 +92,7 @@ fn of_rule(rule: &Rule, path: &str, last: bool, features: &mut Vec<Feature>) {
         }
     };
     let v6 = |ProtocolName(protocol): ProtocolName| protocol == Protocol::ICMPV6;
-    add(rule.action == Action::Log, "action", "the action Log");
+    add(rule.action == Action::Log, "action", LOG);
     add(rule.action == Action::Pass && last, "action", "Pass in tier default");
     add(rule.ip_version == Some(6), "ipVersion", "IPv6");
     add(rule.protocol.is_some_and(v6), "protocol", "IPv6");

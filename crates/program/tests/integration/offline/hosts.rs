@@ -352,3 +352,38 @@ fn lint_reports_rules_for_failsafe_ports() {
         "{out}"
     );
 }
+
+/// Nodes may have IPv6 addresses where no pod has one.
+#[test]
+fn ipv6_of_nodes_counts_without_ipv6_of_pods() {
+    const CLUSTER: &str = "\
+apiVersion: v1
+kind: Node
+metadata: {name: n1, annotations: {projectcalico.org/IPv4Address: 192.0.2.11/24, projectcalico.org/IPv6Address: 2001:db8::11/64}}
+---
+apiVersion: projectcalico.org/v3
+kind: HostEndpoint
+metadata: {name: n1-eth0, labels: {role: worker}}
+spec: {interfaceName: eth0, node: n1, expectedIPs: [192.0.2.11, '2001:db8::11']}
+---
+";
+    let deny = "  - {action: Deny, protocol: TCP, ipVersion: 6, destination: {ports: [8181]}}\n";
+    let allow = "  - {action: Allow, protocol: TCP, destination: {ports: [8181]}}\n";
+    let policy = |rules: &str| global(&format!("  order: 0\n  selector: role == 'worker'\n  ingress:\n{rules}"));
+    let both = format!("{CLUSTER}{}", policy(&format!("{deny}{allow}")));
+    let (_, out, err) = tortie(&[("c.yml", &both)], &["policy", "lint", "-f", "c.yml"]);
+    assert!(!out.contains("matches nothing"), "{out}{err}");
+    let files = [("c.yml", both.as_str()), ("change.yml", &policy(allow))];
+    let (code, out, err) = tortie(&files, &["preview", "--in", "c.yml", "-f", "change.yml"]);
+    assert!(code == 1 && out.contains("IPv6"), "{code} {out}{err}");
+}
+
+/// The log of Windows nodes has no packets, so `lint` does not say that the action works there.
+#[test]
+fn lint_does_not_promise_logs_of_windows_nodes() {
+    let (_, out) = with_hosts(
+        &["policy", "lint", "-f", "c.yml", "-f", "change.yml"],
+        &global("  selector: app == 'front'\n  ingress: [{action: Log}, {action: Allow}]\n"),
+    );
+    assert!(out.contains("the action Log") && out.contains("Windows nodes log nothing here either"), "{out}");
+}
