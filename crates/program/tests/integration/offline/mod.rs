@@ -18,6 +18,7 @@ mod preview;
 mod routes;
 mod support;
 mod terminal;
+mod unread;
 mod validate;
 
 /// Pods of an installation name their node by the environment.
