@@ -14,6 +14,7 @@ mod known_fields;
 pub mod kubernetes;
 pub mod manifest;
 pub mod net;
+mod placeholder;
 mod position;
 pub mod report;
 mod resource;

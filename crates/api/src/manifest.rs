@@ -8,20 +8,24 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 pub use crate::yaml::Lines;
-use crate::yaml::{self, Document};
+use crate::yaml::{self, Document, YamlError};
 use crate::{FieldError, Key, Resource, defaults, spelling, strict};
 
 mod converted;
 mod endpoints;
 mod exported;
+mod foreign;
+mod kustomization;
 mod meaning;
 mod offline;
+mod unread;
 
 pub use converted::{ConvertedFile, PolicyForm, convert};
 pub use endpoints::Skipped;
 pub use exported::{LAST_APPLIED, take_metadata_of_the_cluster};
 use meaning::Meaning;
 pub use offline::{Offline, Settled, first_pod, second_pod};
+pub use unread::{CouldChange, Unread};
 
 /// The bytes of the longest description of an object: its kind, its namespace (63) and its name (253), with some room.
 const LONGEST_DESCRIPTION: usize = 400;
@@ -159,36 +163,46 @@ fn documents(file: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<Documen
     let read = match yaml::read(text) {
         Ok(read) => read,
         Err(error) => {
-            let origin = Origin { file: file.to_owned(), line: error.line };
-            // Its braces are flow mappings to YAML, or nothing.
-            let hint = match text.contains("{{") {
-                true => {
-                    "; if this is a template of Helm or Go, render it first, for instance by helm template, and give the output as -f -"
-                }
-                false => "",
-            };
-            let problem = error.problem + hint;
-            problems.push(Problem { origin, object: String::new(), field: error.path, problem });
+            problems.push(not_yaml(file, text, error));
             return Vec::new();
         }
     };
-    let mut documents = Vec::new();
-    for document in read {
-        match exported::items(document) {
-            Ok(items) => documents.extend(items),
+    let mut understood = Vec::new();
+    for document in read.into_iter().flat_map(understand) {
+        match document {
+            Ok(document) => understood.push(document),
             Err((document, error)) => {
                 problems.push(problem(file, &document, &describe(&document.value), error));
             }
         }
     }
-    let mut understood = Vec::new();
-    for mut document in documents {
-        match exported::translate(&mut document) {
-            Ok(()) => understood.push(document),
-            Err(error) => problems.push(problem(file, &document, &describe(&document.value), error)),
-        }
-    }
     understood
+}
+
+/// The problem of a text that is no YAML.
+fn not_yaml(file: &str, text: &str, error: YamlError) -> Problem {
+    let origin = Origin { file: file.to_owned(), line: error.line };
+    // Its braces are flow mappings to YAML, or nothing.
+    let hint = match text.contains("{{") {
+        true => {
+            "; if this is a template of Helm or Go, render it first, for instance by helm template, and give the output as -f -"
+        }
+        false => "",
+    };
+    Problem { origin, object: String::new(), field: error.path, problem: error.problem + hint }
+}
+
+/// A document, or the items of a list, in API groups that Tortie knows; each with the reason if it cannot be.
+fn understand(document: Document) -> Vec<Result<Document, (Document, FieldError)>> {
+    let items = match exported::items(document) {
+        Ok(items) => items,
+        Err(failed) => return vec![Err(failed)],
+    };
+    let translated = |mut document: Document| match exported::translate(&mut document) {
+        Ok(()) => Ok(document),
+        Err(error) => Err((document, error)),
+    };
+    items.into_iter().map(translated).collect()
 }
 
 /// The first position of each object.
@@ -213,11 +227,46 @@ impl Seen {
     }
 }
 
-fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
+fn object(file: &str, document: Document) -> Result<Object, Vec<Problem>> {
+    let Outcome { object, problems, .. } = outcome(file, document);
+    match object {
+        Some(object) if problems.is_empty() => Ok(object),
+        _ => Err(problems),
+    }
+}
+
+/// What became of a document: an object, problems, or both.
+struct Outcome {
+    /// The object, if its typed view can be read, whatever else is wrong with it.
+    object: Option<Object>,
+    /// A policy that cannot be read, and closes what it selects.
+    closed: Option<ClosedPolicy>,
+    problems: Vec<Problem>,
+}
+
+/// A policy that cannot be read completely. It acts as policy decision 18 says of a stored one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClosedPolicy {
+    /// Its key.
+    pub key: Key,
+    /// The object as written.
+    pub value: Value,
+    /// Where it is in the file.
+    pub origin: Origin,
+    /// The lines of its fields.
+    pub lines: Lines,
+}
+
+fn outcome(file: &str, mut document: Document) -> Outcome {
     let origin = Origin { file: file.to_owned(), line: document.lines.first };
     drop_nulls(&mut document.value);
-    let key = key(&mut document.value)
-        .map_err(|error| vec![problem(file, &document, &describe(&document.value), error)])?;
+    let key = match key(&mut document.value) {
+        Ok(key) => key,
+        Err(error) => {
+            let problems = vec![problem(file, &document, &describe(&document.value), error)];
+            return Outcome { object: None, closed: None, problems };
+        }
+    };
     let mut errors = strict::check(&key, &document.value);
     if !document.is_of_definitions {
         errors.extend(spelling::check(key.kind, &document.value));
@@ -233,20 +282,21 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
             None
         }
     };
-    match resource {
-        Some(resource) if errors.is_empty() => {
-            defaults::fill(&key, &mut document.value, &resource);
-            if let Resource::IpamConfig(config) = &resource {
-                document.value = config.stored();
-            }
-            let preconditions = exported::take_metadata_of_the_cluster(&mut document.value);
-            Ok(Object { key, value: document.value, resource, preconditions, origin, lines: document.lines })
-        }
-        _ => {
-            let name = key.to_string();
-            Err(errors.into_iter().map(|error| problem(file, &document, &name, error)).collect())
-        }
+    let name = key.to_string();
+    let problems = errors.into_iter().map(|error| problem(file, &document, &name, error)).collect();
+    let Document { mut value, lines, .. } = document;
+    let Some(resource) = resource else {
+        let is_policy = key.kind.is_policy();
+        let closed = is_policy.then_some(ClosedPolicy { key, value, origin, lines });
+        return Outcome { object: None, closed, problems };
+    };
+    defaults::fill(&key, &mut value, &resource);
+    if let Resource::IpamConfig(config) = &resource {
+        value = config.stored();
     }
+    let preconditions = exported::take_metadata_of_the_cluster(&mut value);
+    let object = Object { key, value, resource, preconditions, origin, lines };
+    Outcome { object: Some(object), closed: None, problems }
 }
 
 fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> Problem {

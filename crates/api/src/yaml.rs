@@ -73,6 +73,12 @@ impl Lines {
         Self { first: self.of(path), fields: fields.collect() }
     }
 
+    /// Moves all lines down.
+    fn shift(&mut self, by: usize) {
+        self.first += by;
+        self.fields.values_mut().for_each(|line| *line += by);
+    }
+
     /// Adds the lines of another document's fields.
     pub(crate) fn extend(&mut self, other: Self) {
         self.fields.extend(other.fields);
@@ -124,6 +130,32 @@ pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
             _ => return Err(reader.error(span, "the document does not begin with a value")),
         }
     }
+}
+
+/// Parses each document of a stream on its own, so that a document that is no YAML leaves the others. A line that begins with `---`
+/// begins a document, whatever comes before it (YAML 1.2, 9.1.2).
+pub(crate) fn read_each(text: &str) -> Vec<Result<Vec<Document>, YamlError>> {
+    let is_begin = |line: &str| {
+        line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
+    };
+    let (mut parts, mut at, mut lines) = (vec![(0, 0)], 0, 0);
+    for line in text.split_inclusive('\n') {
+        if is_begin(line) && at > 0 {
+            parts.push((at, lines));
+        }
+        (at, lines) = (at + line.len(), lines + 1);
+    }
+    let ends = parts.iter().skip(1).map(|(begin, _)| *begin).chain([text.len()]);
+    let each =
+        parts.iter().zip(ends).filter_map(|((begin, above), end)| Some((text.get(*begin..end)?, *above)));
+    each.map(|(part, above)| match read(part) {
+        Ok(mut documents) => {
+            documents.iter_mut().for_each(|document| document.lines.shift(above));
+            Ok(documents)
+        }
+        Err(error) => Err(YamlError { line: error.line + above, ..error }),
+    })
+    .collect()
 }
 
 struct Reader<'a> {

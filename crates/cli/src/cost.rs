@@ -18,6 +18,7 @@ use tortie_policy::program::{PolicyId, PolicyKind};
 use tortie_windows::{Because, Cost, Costing, Saving, Tally};
 
 use crate::decided::rule_location;
+use crate::doubts::{Doubts, NOT_CERTAIN};
 use crate::output::{self, Format};
 use crate::snapshot::Source;
 use cluster::Cluster;
@@ -109,15 +110,22 @@ impl CostOf {
         let snapshot = &read.snapshot;
         let subject = subject(snapshot, self.of.as_deref())?;
         let found = found(snapshot, &Cluster::of(snapshot), subject)?;
+        let is_certain = Doubts::new(&read.doubts, &[snapshot]).all().is_empty();
         match self.output {
-            Format::Text => page::print(&found),
+            Format::Text => {
+                page::print(&found);
+                if !is_certain {
+                    output::line("Not certain, as what was not read could change these numbers (see above).");
+                }
+            }
             Format::Json => {
                 let mut document = document::of(&found);
+                document["certain"] = serde_json::json!(is_certain);
                 read.add_to(&mut document);
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(if is_certain { ExitCode::SUCCESS } else { ExitCode::from(NOT_CERTAIN) })
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use anyhow::bail;
-use serde_json::json;
+use serde_json::{Value, json};
 use tortie_api::manifest::second_pod;
 use tortie_api::net::{Action, Direction, IpVersion, Protocol};
 use tortie_api::report::{ObjectRef, ReportedCondition};
@@ -18,6 +18,7 @@ use tortie_oracle::{
 };
 use tortie_reach::{CLIENT_PORT, Ports, Sample};
 
+use crate::doubts::{Doubts, NOT_CERTAIN};
 use crate::output::{self, Format};
 use crate::port::PortSpec;
 use crate::service::{Services, Translated, Translation};
@@ -66,6 +67,7 @@ impl Explain {
             ));
         }
         let to = sibling.or(to);
+        let asked = to.clone();
         let services = Services::of(&read.snapshot);
         let translated = match (&to, &self.service) {
             (Some(to), _) => match services.translate(&from, to, port) {
@@ -99,14 +101,19 @@ impl Explain {
         let oracle = Oracle::new(snapshot);
         let reports = snapshot::reports(snapshot);
         let not_enforced = not_enforced(snapshot);
-        let mut denied = false;
+        let doubts = Doubts::new(&read.doubts, &[snapshot]);
+        let of_way = doubts.of_translation(asked.as_ref(), translated.as_ref().map(|of| &of.service));
+        let (mut denied, mut uncertain) = (false, false);
         let mut documents = Vec::new();
         for question in questions {
             let answer = evaluate(&oracle, &question)?;
-            denied |= answer.verdict == Verdict::Deny;
+            let mut because = doubts.of_flow(&question.from, &question.to);
+            because.extend(&of_way);
+            denied |= answer.verdict == Verdict::Deny && because.is_empty();
+            uncertain |= !because.is_empty();
             match self.output {
                 Format::Text => {
-                    show(&question, &answer);
+                    show(&question, &answer, &doubts.lines(&because));
                     for (name, node) in not_enforced_in(&answer, &not_enforced) {
                         let now = verdict(without(snapshot, &not_enforced, &question)?);
                         output::line(&format!(
@@ -116,17 +123,10 @@ impl Explain {
                     about(&answer, &reports).for_each(|(node, condition)| show_condition(node, condition));
                 }
                 Format::Json => {
-                    let conditions = about(&answer, &reports);
-                    let reported: Vec<_> = conditions
-                        .map(|(node, condition)| json!({"node": node, "condition": condition}))
-                        .collect();
-                    let hosts: Vec<_> = not_enforced_in(&answer, &not_enforced)
-                        .map(|(name, node)| json!({"hostEndpoint": name, "node": node}))
-                        .collect();
-                    let mut document = json!({
-                        "question": question, "answer": answer, "reported": reported, "notEnforced": hosts,
-                    });
-                    if !hosts.is_empty() {
+                    let mut document = document_of(&question, &answer, &reports, &not_enforced);
+                    document["certain"] = json!(because.is_empty());
+                    document["notCertainBecause"] = doubts.places(&because);
+                    if document["notEnforced"].as_array().is_some_and(|hosts| !hosts.is_empty()) {
                         document["verdictAsEnforced"] = json!(without(snapshot, &not_enforced, &question)?);
                     }
                     documents.push(document);
@@ -134,7 +134,7 @@ impl Explain {
             }
         }
         if self.output == Format::Json {
-            let mut document = match <[serde_json::Value; 1]>::try_from(documents) {
+            let mut document = match <[Value; 1]>::try_from(documents) {
                 Ok([document]) if translated.is_none() => document,
                 Ok(documents) => json!({"backends": documents}),
                 Err(documents) => json!({"backends": documents}),
@@ -147,9 +147,30 @@ impl Explain {
             read.add_to(&mut document);
             output::line(&serde_json::to_string_pretty(&document)?);
         }
-        // Like grep: 0 if it passes, 1 if it does not, 2 if there is no answer.
-        Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        // Like grep: 0 if it passes, 1 if it does not, 2 if there is no answer; and 3 if the answer is not certain.
+        Ok(match (denied, uncertain) {
+            (true, _) => ExitCode::from(1),
+            (false, true) => ExitCode::from(NOT_CERTAIN),
+            (false, false) => ExitCode::SUCCESS,
+        })
     }
+}
+
+/// The answer to one question, for programs.
+fn document_of(
+    question: &Question,
+    answer: &Answer,
+    reports: &[(String, ReportedCondition)],
+    not_enforced: &BTreeMap<String, String>,
+) -> Value {
+    let reported =
+        about(answer, reports).map(|(node, condition)| json!({"node": node, "condition": condition}));
+    let hosts =
+        not_enforced_in(answer, not_enforced).map(|(name, node)| json!({"hostEndpoint": name, "node": node}));
+    json!({
+        "question": question, "answer": answer,
+        "reported": reported.collect::<Vec<_>>(), "notEnforced": hosts.collect::<Vec<_>>(),
+    })
 }
 
 /// The second pod of the workload for which this pod stands in manifests, if it may have two.
@@ -207,14 +228,18 @@ fn verdict(verdict: Verdict) -> String {
     }
 }
 
-/// Prints the question, the answer, and the trace.
-fn show(question: &Question, answer: &Answer) {
+/// Prints the question, the answer, why it is not certain, and the trace.
+fn show(question: &Question, answer: &Answer, doubts: &[String]) {
     let named = |peer: &Peer, address: IpAddr| match peer {
         Peer::Address(own) => own.to_string(),
         peer => format!("{peer} ({address})"),
     };
     let (from, to) = (named(&question.from, answer.source), named(&question.to, answer.destination));
-    output::line(&format!("{from} → {to} {}: {}", shown_port(question), verdict(answer.verdict)));
+    let certainty = if doubts.is_empty() { "" } else { ", not certain" };
+    output::line(&format!("{from} → {to} {}: {}{certainty}", shown_port(question), verdict(answer.verdict)));
+    for doubt in doubts {
+        output::line(&format!("  not certain, because of {doubt}"));
+    }
     for note in &answer.notes {
         output::line(&format!("  {note}"));
     }

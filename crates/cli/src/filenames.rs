@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use crate::kustomize;
+use crate::ignored::{self, Pattern};
+use crate::{kustomize, output};
 
 /// The files that a command reads.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -16,6 +17,10 @@ pub(crate) struct Filenames {
     /// Read the folders in the folders, too
     #[arg(short = 'R', long, requires = "files")]
     recursive: bool,
+    /// In folders, do not read this file or folder: a path, or a name at any depth, with * for any part of a name. A file
+    /// .tortieignore of the folder lists more
+    #[arg(long, value_name = "PATH", requires = "files")]
+    ignore: Vec<String>,
     /// Manifests without objects are no error
     #[arg(long, requires = "files")]
     pub(crate) skip_empty: bool,
@@ -41,6 +46,11 @@ impl Filenames {
         self.files.is_empty() && self.kustomize.is_none()
     }
 
+    /// Whether a file is named itself, and not only its folder.
+    pub(crate) fn names(&self, file: &str) -> bool {
+        self.files.iter().any(|path| path.display().to_string() == file)
+    }
+
     /// The manifests, each with the name that messages use: a file, or the kustomization.
     pub(crate) fn manifests(&self) -> anyhow::Result<Vec<Manifest>> {
         if let Some(folder) = &self.kustomize {
@@ -53,7 +63,8 @@ impl Filenames {
 
     /// The named files, and the files in named folders with the extension of a manifest.
     fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
-        let mut all = Vec::new();
+        let ignored: Vec<Pattern> = self.ignore.iter().map(|text| Pattern::read(text)).collect();
+        let (mut all, mut left_out) = (Vec::new(), 0);
         for path in &self.files {
             if !path.is_dir() {
                 all.push(path.clone());
@@ -61,6 +72,15 @@ impl Filenames {
             }
             let before = all.len();
             self.add_folder(path, &mut all)?;
+            let of_folder = ignored::of_folder(path)?;
+            let found = all.split_off(before);
+            let count = found.len();
+            all.extend(found.into_iter().filter(|file| {
+                let within = file.strip_prefix(path).unwrap_or(file);
+                !ignored.iter().any(|pattern| pattern.matches(file))
+                    && !of_folder.iter().any(|pattern| pattern.matches(within))
+            }));
+            left_out += count - (all.len() - before);
             if all.len() == before && !self.skip_empty {
                 let hint = if self.recursive { "" } else { ", and folders in it are read only with -R" };
                 bail!(
@@ -68,6 +88,10 @@ impl Filenames {
                     path.display()
                 );
             }
+        }
+        if left_out > 0 {
+            let files = output::count(left_out as u64, "file");
+            output::error_line(&format!("note: left out by --ignore or .tortieignore: {files}"));
         }
         Ok(all)
     }
@@ -94,12 +118,34 @@ impl Filenames {
 
 /// The text of a file, or of standard input.
 pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
-    if file == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
-        return Ok(text);
+    let is_input = file == Path::new("-");
+    let name = || if is_input { "standard input".to_owned() } else { file.display().to_string() };
+    let bytes = if is_input {
+        let mut bytes = Vec::new();
+        std::io::stdin().read_to_end(&mut bytes).map(|_| bytes)
+    } else {
+        std::fs::read(file)
+    };
+    decoded(bytes.with_context(name)?).with_context(name)
+}
+
+/// Text in UTF-8, or in UTF-16 with a byte order mark, as editors on Windows write it and kubectl reads it.
+fn decoded(bytes: Vec<u8>) -> anyhow::Result<String> {
+    let from_utf_16 = |bytes: &[u8], number: fn([u8; 2]) -> u16| {
+        let (pairs, rest) = bytes.as_chunks::<2>();
+        let numbers: Vec<u16> = pairs.iter().map(|pair| number(*pair)).collect();
+        let text = String::from_utf16(&numbers).context("it is not valid UTF-16")?;
+        if !rest.is_empty() {
+            bail!("it is not valid UTF-16: it has an odd number of bytes");
+        }
+        Ok(text)
+    };
+    match bytes.as_slice() {
+        [0xff, 0xfe, text @ ..] => from_utf_16(text, u16::from_le_bytes),
+        [0xfe, 0xff, text @ ..] => from_utf_16(text, u16::from_be_bytes),
+        [0xef, 0xbb, 0xbf, text @ ..] => String::from_utf8(text.to_vec()).context("it is not valid UTF-8"),
+        _ => String::from_utf8(bytes).context("it is not valid UTF-8"),
     }
-    std::fs::read_to_string(file).with_context(|| file.display().to_string())
 }
 
 /// A pipe or device in a folder could wait for ever. A link to nothing is an error when it is read.
@@ -140,5 +186,39 @@ mod tests {
         assert!(names(false, &["a"]).unwrap_err().to_string().contains("only with -R"));
         assert_eq!(names(true, &["a"]).unwrap(), ["a/b/d.yml"]);
         assert!(!Filenames { kustomize: Some("x".into()), ..Filenames::default() }.is_empty());
+    }
+
+    #[test]
+    fn folders_are_read_without_what_is_ignored() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(at("a/templates")).unwrap();
+        for name in ["a.yaml", "values.yaml", "a/values.yaml", "a/templates/x.yaml", "a/b.yaml"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        std::fs::write(at(".tortieignore"), "# charts\na/templates\n\nvalues.yaml\n").unwrap();
+        let ignore = vec![at("a/b.yaml").display().to_string()];
+        let files = vec![folder.path().to_owned(), at("a/b.yaml")];
+        let files = Filenames { files, ignore, recursive: true, ..Filenames::default() }.files().unwrap();
+        assert_eq!(files, [at("a.yaml"), at("a/b.yaml")]);
+    }
+
+    #[test]
+    fn text_is_decoded_as_kubectl_decodes_it() {
+        let text = "kind: Pod # ü\n";
+        let utf_16 = |mark: u16, bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
+            std::iter::once(mark).chain(text.encode_utf16()).flat_map(bytes).collect()
+        };
+        for bytes in [
+            text.as_bytes().to_vec(),
+            ["\u{feff}", text].concat().into_bytes(),
+            utf_16(0xfeff, u16::to_le_bytes),
+            utf_16(0xfeff, u16::to_be_bytes),
+        ] {
+            assert_eq!(decoded(bytes.clone()).unwrap(), text, "{bytes:?}");
+        }
+        for bytes in [vec![b'a', 0xff], vec![0xff, 0xfe, 0], vec![0xff, 0xfe, 0, 0xd8]] {
+            assert!(decoded(bytes.clone()).is_err(), "{bytes:?}");
+        }
     }
 }

@@ -77,7 +77,8 @@ fn add_table(page: &mut String, classes: &Classes, table: &Table, reasons: &Reas
                 (_, "none") => "none",
                 _ => "some",
             };
-            let _ = write!(page, "<td class=\"{class}\" tabindex=\"0\">{}", escaped(&text));
+            let mark = table.mark(row, column, content);
+            let _ = write!(page, "<td class=\"{class}\" tabindex=\"0\">{}{mark}", escaped(&text));
             if !content.is_nothing() {
                 let _ = write!(
                     page,

@@ -26,6 +26,7 @@ mod decided;
 mod delete;
 mod describe;
 mod diff;
+mod doubts;
 mod editor;
 #[cfg(windows)]
 mod event_log;
@@ -36,6 +37,7 @@ mod filter;
 mod flannel_etcd;
 mod get;
 mod html;
+mod ignored;
 mod install;
 mod ipam;
 mod junit;

@@ -8,6 +8,7 @@ use tortie_api::Kind;
 use tortie_oracle::Snapshot;
 use tortie_reach::lint::{Finding, Level, lint};
 
+use crate::doubts::{Doubts, NOT_CERTAIN};
 use crate::explain::{DENIED, FAINT, coloured};
 use crate::output::{self, Format};
 use crate::snapshot::Source;
@@ -29,22 +30,28 @@ impl Lint {
         let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
         let snapshot = &read.snapshot;
         let findings = lint(snapshot);
-        let bad = findings.iter().filter(|finding| finding.level != Level::Note).count();
+        let doubts = Doubts::new(&read.doubts, &[snapshot]);
+        let mut bad = findings.iter().filter(|finding| finding.level != Level::Note);
         match self.output {
-            Format::Text => text(snapshot, &findings),
+            Format::Text => text(snapshot, &findings, &doubts),
             Format::Json => {
-                let findings: Vec<_> = findings.iter().map(of_finding).collect();
+                let findings: Vec<_> = findings.iter().map(|finding| of_finding(finding, &doubts)).collect();
                 let mut document = json!({"findings": findings});
                 read.add_to(&mut document);
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
         // Notes concern other products, so they are not mistakes.
-        Ok(if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        let is_certain = bad.any(|finding| doubts.of_object(&finding.object).is_empty());
+        Ok(match (is_certain, doubts.all().is_empty()) {
+            (true, _) => ExitCode::from(1),
+            (false, false) => ExitCode::from(NOT_CERTAIN),
+            (false, true) => ExitCode::SUCCESS,
+        })
     }
 }
 
-fn text(snapshot: &Snapshot, findings: &[Finding]) {
+fn text(snapshot: &Snapshot, findings: &[Finding], doubts: &Doubts<'_>) {
     for finding in findings {
         let location = location(finding).map_or_else(String::new, |location| format!("{location}: "));
         let field = if finding.field.is_empty() { String::new() } else { format!(": {}", finding.field) };
@@ -53,8 +60,9 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
             Level::Warning => coloured(WARNING, "warning"),
             Level::Note => coloured(FAINT, "note"),
         };
+        let uncertain = if doubts.of_object(&finding.object).is_empty() { "" } else { " (not certain)" };
         output::line(&format!(
-            "{location}{level}[{}]: {}{field}: {}",
+            "{location}{level}[{}]: {}{field}: {}{uncertain}",
             finding.code, finding.object, finding.problem
         ));
         output::line(&format!("    {} {}", coloured(FAINT, "because:"), finding.witness));
@@ -63,6 +71,7 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
     let of = |level| findings.iter().filter(|finding| finding.level == level).count() as u64;
     let (errors, warnings, notes) = (of(Level::Error), of(Level::Warning), of(Level::Note));
     match findings {
+        [] if !doubts.all().is_empty() => output::line("nothing found, and not everything was read (above)"),
         [] => output::line("nothing found"),
         _ => {
             let counts = [(errors, "error"), (warnings, "warning"), (notes, "note")];
@@ -80,9 +89,10 @@ fn location(finding: &Finding) -> Option<String> {
     finding.location.as_ref().map(|(file, line)| format!("{file}:{line}"))
 }
 
-fn of_finding(finding: &Finding) -> serde_json::Value {
+fn of_finding(finding: &Finding, doubts: &Doubts<'_>) -> serde_json::Value {
     json!({
         "level": finding.level, "code": finding.code, "object": finding.object.to_string(), "field": finding.field,
+        "certain": doubts.of_object(&finding.object).is_empty(),
         "place": location(finding), "problem": finding.problem, "witness": finding.witness, "advice": finding.advice,
     })
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use anyhow::bail;
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
-use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
+use tortie_api::manifest::{self, Object, Offline, Settled, Skipped, Unread};
 use tortie_api::{Key, Kind};
 use tortie_store::{Store, Stored};
 
@@ -153,16 +153,44 @@ pub(crate) fn read_all(
     Ok(Some(objects))
 }
 
-/// Reads the manifests of a whole cluster, which contain more kinds than Tortie stores.
-pub(crate) fn read_cluster(filenames: &Filenames) -> anyhow::Result<Option<Settled>> {
-    let (mut cluster, mut problems): (Offline, Vec<Problem>) = Default::default();
+/// Reads the manifests of a whole cluster, which contain more kinds than Tortie stores. Documents of the kinds to skip (`KIND` or
+/// `KIND.GROUP`) count as skipped if they are not read.
+///
+/// # Errors
+/// A file that is named cannot be opened.
+pub(crate) fn read_cluster(filenames: &Filenames, skip_kinds: &[String]) -> anyhow::Result<Settled> {
+    let mut cluster = Offline::default();
     for Manifest { name, text } in filenames.manifests()? {
-        if let Err(more) = cluster.read(&name, &text?) {
-            problems.extend(more);
+        match text {
+            Ok(text) => drop(cluster.read(&name, &text)),
+            // One of a folder.
+            Err(error) if !filenames.names(&name) => {
+                // The first cause is the name.
+                let causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
+                cluster.not_opened(&name, &causes.join(": "));
+            }
+            Err(error) => return Err(error),
         }
     }
-    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    Ok(all_right(&problems, "nothing can be said").then(|| cluster.settled()))
+    let mut settled = cluster.settled();
+    let is_to_skip = |api_version: &str, kind: &str| {
+        let group = api_version.split_once('/').map_or("", |(group, _)| group);
+        let full = format!("{kind}.{group}");
+        let is_of = |word: &String| [kind, &full].iter().any(|own| own.eq_ignore_ascii_case(word));
+        !kind.is_empty() && skip_kinds.iter().any(is_of)
+    };
+    let is_skipped = |unread: &Unread| is_to_skip(&unread.api_version, &unread.kind);
+    settled.closed.retain(|policy| !is_to_skip(policy.key.kind.api_version(), policy.key.kind.name()));
+    let (skipped, unread) = std::mem::take(&mut settled.unread).into_iter().partition(is_skipped);
+    settled.unread = unread;
+    let skipped: Vec<Unread> = skipped;
+    settled.skipped.extend(skipped.into_iter().map(|unread| Skipped {
+        api_version: unread.api_version,
+        kind: unread.kind,
+        name: unread.name,
+        origin: unread.problem.origin,
+    }));
+    Ok(settled)
 }
 
 /// Returns whether there are no problems; prints existing ones.

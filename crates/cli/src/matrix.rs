@@ -10,6 +10,7 @@ use tortie_api::{Key, Resource};
 use tortie_oracle::{Oracle, SeenHost, Snapshot, Stored};
 use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Why};
 
+use crate::doubts::{Doubts, NOT_CERTAIN};
 use crate::port::PortSpec;
 use crate::snapshot::{Read, Source};
 use crate::table::{Because, Reasons, Table, scoped, shown};
@@ -57,19 +58,24 @@ impl Matrix {
         let reduced = classes.reduced(snapshot);
         let mut judge = Judge::new(&classes, &reduced, 0);
         let ports = self.ports(&classes)?;
-        let tables = self.tables(&classes, &mut judge, &ports)?;
+        let doubts = Doubts::new(&read.doubts, &[snapshot]);
+        let mut tables = self.tables(&classes, &mut judge, &ports)?;
+        let of_classes: Vec<_> = classes.all().iter().map(|class| doubts.of_class(class)).collect();
+        tables.iter_mut().for_each(|table| table.doubts.clone_from(&of_classes));
         match self.output {
-            MatrixFormat::Text => text(&classes, &tables, snapshot),
-            MatrixFormat::Json => json_document(&classes, &mut judge, &read, &tables)?,
+            MatrixFormat::Text => text(&classes, &tables, snapshot, &doubts),
+            MatrixFormat::Json => json_document(&classes, &mut judge, &read, (&tables, &doubts))?,
             MatrixFormat::Html => {
                 let reasons = tables.iter().map(|table| reasons(table, &classes, &mut judge, snapshot));
                 let reasons: Vec<_> = reasons.collect();
                 output::line(
-                    html::page(&classes, &tables, &reasons, &notes(&classes, &tables, snapshot)).trim_end(),
+                    html::page(&classes, &tables, &reasons, &notes(&classes, &tables, snapshot, &doubts))
+                        .trim_end(),
                 );
             }
         }
-        Ok(ExitCode::SUCCESS)
+        let uncertain = tables.iter().any(Table::is_uncertain) || doubts.may_lack_pods();
+        Ok(if uncertain { ExitCode::from(NOT_CERTAIN) } else { ExitCode::SUCCESS })
     }
 
     /// The requested classes of ports.
@@ -93,7 +99,7 @@ impl Matrix {
         let all: Vec<usize> = (0..classes.all().len()).collect();
         let mut of = |title: String, rows: &[usize], columns: &[usize]| {
             let matrix = tortie_reach::Matrix::of(classes, judge, ports, rows, columns);
-            Table { title, matrix }
+            Table { title, matrix, doubts: Vec::new() }
         };
         let Some(namespace) = &self.namespace else {
             let cells = all.len().saturating_mul(all.len());
@@ -130,7 +136,7 @@ fn hosts_elsewhere(snapshot: &Snapshot) -> Vec<String> {
 }
 
 /// Notes about the tables.
-fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String> {
+fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot, doubts: &Doubts<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     let clients = classes.ports().of_clients();
     let ports = tables.first().map_or(&[][..], |table| table.matrix.ports.as_slice());
@@ -147,6 +153,12 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
         }
         true => "-: there are no such flows (a pod to itself), or no policy is concerned.".to_owned(),
     });
+    if tables.iter().any(Table::is_uncertain) {
+        notes.push("?: not certain, as what was not read could change it (see above, or the field doubts of -o json).".to_owned());
+    }
+    if doubts.may_lack_pods() {
+        notes.push("There may be pods besides these, as not everything was read (see above).".to_owned());
+    }
     if !classes.all().iter().any(|class| class.kind == tortie_reach::ClassKind::Pods) {
         let policies = snapshot.iter().filter(|(key, _)| key.kind.is_policy()).count();
         notes.push(format!("There are no pods, so no policy for pods shows. Policies read: {policies}."));
@@ -211,21 +223,27 @@ fn on_hosts(snapshot: &Snapshot) -> Vec<String> {
     snapshot.iter().filter_map(of_host).collect()
 }
 
-fn text(classes: &Classes, tables: &[Table], snapshot: &Snapshot) {
+fn text(classes: &Classes, tables: &[Table], snapshot: &Snapshot, doubts: &Doubts<'_>) {
     let mut coarse = false;
     for table in tables {
         output::line(&format!("{}:", table.title));
         let many = table.matrix.rows.len().min(table.matrix.columns.len()) > MAX_GROUPS;
         coarse |= many;
-        let by_namespace = Table { title: String::new(), matrix: table.matrix.by_namespace(classes) };
+        let by_namespace = Table {
+            title: String::new(),
+            matrix: table.matrix.by_namespace(classes),
+            doubts: table.doubts.clone(),
+        };
         let table = if many { &by_namespace } else { table };
         let mut long: BTreeMap<String, usize> = BTreeMap::new();
-        let cells: Vec<Vec<String>> = table
-            .matrix
-            .cells
-            .iter()
-            .map(|row| row.iter().map(|content| short(shown(classes, table, content), &mut long)).collect())
-            .collect();
+        let mut cells: Vec<Vec<String>> = Vec::new();
+        for (row, contents) in table.matrix.rows.iter().zip(&table.matrix.cells) {
+            let columns = table.matrix.columns.iter().zip(contents);
+            let cell = |(column, content)| {
+                short(shown(classes, table, content), &mut long) + table.mark(row, column, content)
+            };
+            cells.push(columns.map(cell).collect());
+        }
         let rows = grid(table, &cells);
         let width: usize = (0..=table.matrix.columns.len())
             .map(|column| {
@@ -254,7 +272,7 @@ fn text(classes: &Classes, tables: &[Table], snapshot: &Snapshot) {
         );
         output::line("partly: these ports pass between some of the workloads.");
     }
-    for note in notes(classes, tables, snapshot) {
+    for note in notes(classes, tables, snapshot, doubts) {
         output::line(&note);
     }
 }
@@ -292,7 +310,8 @@ fn list(classes: &Classes, table: &Table) {
         let mut by_content: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for (column, content) in table.matrix.columns.iter().zip(row) {
             if !content.is_nothing() {
-                by_content.entry(shown(classes, table, content)).or_default().push(&column.name);
+                let text = shown(classes, table, content) + table.mark(group, column, content);
+                by_content.entry(text).or_default().push(&column.name);
             }
         }
         let common =
@@ -301,7 +320,7 @@ fn list(classes: &Classes, table: &Table) {
         let rest = common
             .filter(|content| by_content.get(content).is_some_and(|columns| columns.len() > 3) || single);
         let mut by_content: Vec<(&String, &Vec<&str>)> = by_content.iter().collect();
-        by_content.sort_by_key(|(content, _)| (*content == "none", *content != "all"));
+        by_content.sort_by_key(|(content, _)| (content.starts_with("none"), !content.starts_with("all")));
         for (content, columns) in by_content {
             if rest.as_ref() != Some(content) {
                 output::line(&format!("    {content} → {}", columns.join(", ")));
@@ -360,7 +379,7 @@ fn json_document(
     classes: &Classes,
     judge: &mut Judge<'_>,
     read: &Read,
-    tables: &[Table],
+    (tables, doubts): (&[Table], &Doubts<'_>),
 ) -> anyhow::Result<()> {
     let name = |class: &usize| classes.all().get(*class).map(|class| class.name.clone());
     let names = |of: &[usize]| of.iter().filter_map(name).collect::<Vec<_>>();
@@ -368,20 +387,28 @@ fn json_document(
     let mut documents = Vec::new();
     for table in tables {
         let reasons = reasons(table, classes, judge, &read.snapshot);
-        let cell = |(content, reasons): (&Content, &Vec<Because>)| match content.is_nothing() {
-            true => Value::Null,
-            false => {
-                json!({"passes": shown(classes, table, content), "because": reasons.iter().map(reason_json).collect::<Vec<_>>()})
+        let cell = |row: &tortie_reach::Group, column, content: &Content, reasons: &[Because]| {
+            if content.is_nothing() {
+                return Value::Null;
             }
+            let uncertain = table.doubts_of(row, column);
+            json!({
+                "passes": shown(classes, table, content),
+                "certain": uncertain.is_empty(), "notCertainBecause": doubts.places(&uncertain),
+                "because": reasons.iter().map(reason_json).collect::<Vec<_>>(),
+            })
         };
-        let row = |(row, reasons): (&Vec<Content>, &Vec<Vec<Because>>)| {
-            row.iter().zip(reasons).map(cell).collect::<Vec<_>>()
+        let row = |((group, row), reasons): ((&tortie_reach::Group, &Vec<Content>), &Vec<Vec<Because>>)| {
+            let columns = table.matrix.columns.iter().zip(row).zip(reasons);
+            columns
+                .map(|((column, content), reasons)| cell(group, column, content, reasons))
+                .collect::<Vec<_>>()
         };
         documents.push(json!({
             "title": table.title,
             "rows": table.matrix.rows.iter().map(group).collect::<Vec<_>>(),
             "columns": table.matrix.columns.iter().map(group).collect::<Vec<_>>(),
-            "cells": table.matrix.cells.iter().zip(&reasons).map(row).collect::<Vec<_>>(),
+            "cells": table.matrix.rows.iter().zip(&table.matrix.cells).zip(&reasons).map(row).collect::<Vec<_>>(),
         }));
     }
     let class = |class: &tortie_reach::Class| {

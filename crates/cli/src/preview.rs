@@ -1,6 +1,6 @@
 //! `tortie preview`: which verdicts a change alters.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,15 +8,16 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tortie_api::net::IpVersion;
-use tortie_oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Verdict};
+use tortie_oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Snapshot, Verdict};
 use tortie_reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
+use crate::doubts::{Doubts, NOT_CERTAIN};
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::filenames::{self, Filenames};
 use crate::output::Format;
 use crate::port::PortSpec;
 use crate::service::{Services, Translation};
-use crate::snapshot::Read;
+use crate::snapshot::{Read, Strictness};
 use crate::store::StoreArguments;
 use crate::{decided, manifests, output, planned, snapshot, vxlan_ports};
 
@@ -46,7 +47,20 @@ pub(crate) struct Preview {
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
+    strictness: Strictness,
+    #[command(flatten)]
     store: StoreArguments,
+}
+
+/// What a preview says.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Previewed {
+    /// No verdict changes.
+    Same,
+    /// Whether one changes is not certain.
+    Uncertain,
+    /// One certainly changes.
+    Changes,
 }
 
 impl Preview {
@@ -63,12 +77,16 @@ impl Preview {
             },
         };
         let after = planned::after(before, objects, &self.delete, self.staged, self.is_within_manifests())?;
-        let changes = match &self.flows {
+        let outcome = match &self.flows {
             Some(file) => self.flows(file, &read, &after)?,
             None => everything(&read, &after, self.output)?,
         };
-        // Like diff: 0 if nothing changes, 1 if something does, 2 if there is no answer.
-        Ok(if changes { ExitCode::from(1) } else { ExitCode::SUCCESS })
+        // Like diff: 0 if nothing changes, 1 if something does, 2 if there is no answer; and 3 if the answer is not certain.
+        Ok(match outcome {
+            Previewed::Same => ExitCode::SUCCESS,
+            Previewed::Changes => ExitCode::from(1),
+            Previewed::Uncertain => ExitCode::from(NOT_CERTAIN),
+        })
     }
 
     fn is_within_manifests(&self) -> bool {
@@ -79,14 +97,16 @@ impl Preview {
         match self.within.as_slice() {
             [] => snapshot::of_store(&self.store).map(Some),
             [only] if only == Path::new("cluster") => snapshot::of_store(&self.store).map(Some),
-            files => snapshot::of_files(&Filenames::new(files)),
+            files => snapshot::of_files(&Filenames::new(files), &self.strictness),
         }
     }
 
-    fn flows(&self, file: &Path, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
+    fn flows(&self, file: &Path, read: &Read, after: &Snapshot) -> anyhow::Result<Previewed> {
         let before = &read.snapshot;
         let (flows, mut left_out) = read_flows(file, before, after)?;
         let (was, is) = (Oracle::new(before), Oracle::new(after));
+        let doubts = Doubts::new(&read.doubts, &[before, after]);
+        let mut outcome = Previewed::Same;
         let mut documents = Vec::new();
         let (mut changed, mut count) = (0, 0);
         for (questions, flow) in &flows {
@@ -95,19 +115,30 @@ impl Preview {
             let changes = changes.collect::<anyhow::Result<Option<Vec<_>>>>()?;
             left_out += if changes.is_none() { flow.count } else { 0 };
             let changes = changes.unwrap_or_default().concat();
+            let because = of_questions(&doubts, questions);
+            outcome = outcome.max(match (because.is_empty(), changes.is_empty()) {
+                (true, true) => Previewed::Same,
+                (true, false) => Previewed::Changes,
+                (false, _) => Previewed::Uncertain,
+            });
+            let certainty = if because.is_empty() { "" } else { ", not certain" };
             changed += if changes.is_empty() { 0 } else { flow.count };
             for (scope, one, other) in changes {
                 match self.output {
                     Format::Json => documents.push(json!({
                         "from": flow.from, "to": flow.to, "port": flow.port, "count": flow.count,
                         "ways": scope.to_string(),
+                        "certain": because.is_empty(), "notCertainBecause": doubts.places(&because),
                         "before": of_why(&one, before), "after": of_why(&other, after),
                     })),
                     Format::Text => {
                         let Flow { from, to, port, .. } = flow;
                         let flows = output::count(flow.count, "flow");
                         let verdicts = format!("{} → {}", word(one.verdict), word(other.verdict));
-                        output::line(&format!("{from} → {to}{} {port}: {verdicts}, {flows}", shown(scope)));
+                        output::line(&format!(
+                            "{from} → {to}{} {port}: {verdicts}, {flows}{certainty}",
+                            shown(scope)
+                        ));
                         show_why(&[one], &other, before, after);
                     }
                 }
@@ -130,29 +161,61 @@ impl Preview {
                 }
             }
         }
-        Ok(changed > 0)
+        Ok(outcome)
     }
 }
 
-/// Prints every change; returns whether there is any.
-fn everything(read: &Read, after: &Snapshot, format: Format) -> anyhow::Result<bool> {
+/// The doubts about the questions of one flow.
+fn of_questions(doubts: &Doubts<'_>, questions: &[Question]) -> BTreeSet<usize> {
+    let mut because = BTreeSet::new();
+    for question in questions {
+        because.extend(doubts.of_flow(&question.from, &question.to));
+        // A packet that no Service translates could be translated by one that was not read.
+        let asked = question.via.map(|(address, _)| Peer::Address(address));
+        because.extend(doubts.of_translation(Some(asked.as_ref().unwrap_or(&question.to)), None));
+    }
+    because
+}
+
+/// Prints every change.
+fn everything(read: &Read, after: &Snapshot, format: Format) -> anyhow::Result<Previewed> {
     match format {
         Format::Text => Ok(print_changes(read, after)),
         Format::Json => {
             let document = changes_document(read, after);
             output::line(&serde_json::to_string_pretty(&document)?);
-            Ok(document["changes"].as_array().is_some_and(|changes| !changes.is_empty()))
+            let changes = document["changes"].as_array().into_iter().flatten();
+            let certain = changes.map(|change| change["certain"] == true);
+            Ok(outcome(certain, &Doubts::new(&read.doubts, &[&read.snapshot, after])))
         }
     }
 }
 
-/// Prints which verdicts change, by groups of pods; returns whether any does.
-pub(crate) fn print_changes(read: &Read, after: &Snapshot) -> bool {
+/// The outcome of these changes, each of which is certain or not.
+fn outcome(mut certain: impl Iterator<Item = bool>, doubts: &Doubts<'_>) -> Previewed {
+    match (certain.any(|is_certain| is_certain), doubts.all().is_empty()) {
+        (true, _) => Previewed::Changes,
+        (false, true) => Previewed::Same,
+        (false, false) => Previewed::Uncertain,
+    }
+}
+
+/// Prints which verdicts change, by groups of pods.
+pub(crate) fn print_changes(read: &Read, after: &Snapshot) -> Previewed {
     let before = &read.snapshot;
     let change = Change::new(before, after);
     let differences = change.differences();
-    show(&change, &differences, before, after);
-    !differences.is_empty()
+    let doubts = Doubts::new(&read.doubts, &[before, after]);
+    show(&change, &differences, before, after, &doubts);
+    outcome(differences.iter().map(|difference| of_change(&change, difference, &doubts).is_empty()), &doubts)
+}
+
+/// The doubts about a change.
+fn of_change(change: &Change<'_>, difference: &Difference, doubts: &Doubts<'_>) -> BTreeSet<usize> {
+    let ends = difference.from.iter().chain(&difference.to);
+    ends.filter_map(|class| change.classes.all().get(*class))
+        .flat_map(|class| doubts.of_class(class))
+        .collect()
 }
 
 /// Which verdicts change, in JSON.
@@ -160,7 +223,8 @@ pub(crate) fn changes_document(read: &Read, after: &Snapshot) -> Value {
     let before = &read.snapshot;
     let change = Change::new(before, after);
     let differences = change.differences();
-    let one = |difference| of_difference(&change, difference, before, after);
+    let doubts = Doubts::new(&read.doubts, &[before, after]);
+    let one = |difference| of_difference(&change, difference, (before, after), &doubts);
     let mut document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
     read.add_to(&mut document);
     document
@@ -278,7 +342,13 @@ const MAX_CHANGES: usize = 40;
 /// The maximum number of printed reasons.
 const MAX_REASONS: usize = 3;
 
-fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, after: &Snapshot) {
+fn show(
+    change: &Change<'_>,
+    differences: &[Difference],
+    before: &Snapshot,
+    after: &Snapshot,
+    doubts: &Doubts<'_>,
+) {
     let every: Vec<usize> = (0..change.classes.ports().len()).collect();
     let short = if differences.len() > MAX_CHANGES { summary(differences) } else { differences.to_vec() };
     for difference in &short {
@@ -297,10 +367,15 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 format!("in {parts} parts, {pairs} pairs; not all of these ends on all of these ports")
             }
         };
-        output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
+        let because = of_change(change, difference, doubts);
+        let certainty = if because.is_empty() { "" } else { ", not certain" };
+        output::line(&format!("  {} → {}, {pairs}{certainty}", word(one), word(difference.after.verdict)));
         show_why(&difference.before, &difference.after, before, after);
     }
     match differences {
+        [] if !doubts.all().is_empty() => {
+            output::line("nothing changes in what was read; what was not read (above) could change that");
+        }
         [] => output::line("nothing changes: every flow keeps its verdict"),
         _ => {
             let of = |verdict| {
@@ -383,7 +458,13 @@ fn reason(why: &Why, snapshot: &Snapshot) -> String {
     if ends.is_empty() { "no policy is asked".to_owned() } else { ends.join("; ") }
 }
 
-fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot, after: &Snapshot) -> Value {
+fn of_difference(
+    change: &Change<'_>,
+    difference: &Difference,
+    (before, after): (&Snapshot, &Snapshot),
+    doubts: &Doubts<'_>,
+) -> Value {
+    let because = of_change(change, difference, doubts);
     let every: Vec<usize> = (0..change.classes.ports().len()).collect();
     let names = |of: &[usize]| -> Vec<String> {
         of.iter()
@@ -394,6 +475,7 @@ fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot
     json!({
         "from": names(&difference.from), "to": names(&difference.to), "pairs": difference.pairs,
         "ways": difference.scope.to_string(),
+        "certain": because.is_empty(), "notCertainBecause": doubts.places(&because),
         "ports": change.classes.ports().named(&difference.ports, &every),
         "before": difference.before.iter().map(|why| of_why(why, before)).collect::<Vec<_>>(),
         "after": of_why(&difference.after, after),

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
-use tortie_api::manifest::{Settled, Skipped};
+use tortie_api::manifest::{ClosedPolicy, Settled, Skipped};
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Peer, Snapshot, Stored};
 use tortie_store::{Store, StoreError};
 
+use crate::doubts::{self, Doubt};
 use crate::filenames::Filenames;
 use crate::store::{StoreArguments, list};
 use crate::{completed, manifests, output};
@@ -21,7 +22,20 @@ pub(crate) struct Source {
     #[command(flatten)]
     filenames: Filenames,
     #[command(flatten)]
+    strictness: Strictness,
+    #[command(flatten)]
     store: StoreArguments,
+}
+
+/// What to do about documents that cannot be read.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct Strictness {
+    /// Give no answer if a document is not read that could change a verdict
+    #[arg(long)]
+    strict: bool,
+    /// Leave out documents of this kind, as if no verdict depended on them: KIND or KIND.GROUP
+    #[arg(long, value_name = "KIND")]
+    skip_kind: Vec<String>,
 }
 
 /// The resources, with notes for the user.
@@ -32,16 +46,29 @@ pub(crate) struct Read {
     skipped: Vec<Skipped>,
     /// Additions and changes that were made to answer.
     notes: Vec<String>,
+    /// What was not read, or is assumed, and could change the answer.
+    pub(crate) doubts: Vec<Doubt>,
 }
 
 impl Source {
-    /// Reads the resources, and prints notes. `None` if there is a problem with the manifests: every problem has then
+    /// Reads the resources, and prints notes. `None` if there is no answer because of the manifests: every problem has then
     /// been printed.
     pub(crate) fn read(&self) -> anyhow::Result<Option<Read>> {
         if !self.filenames.is_empty() {
-            return of_files(&self.filenames);
+            return of_files(&self.filenames, &self.strictness);
         }
         of_store(&self.store).map(Some)
+    }
+
+    /// As [`Self::read`], and no answer if `validate` refuses the manifests.
+    pub(crate) fn read_valid(&self) -> anyhow::Result<Option<Read>> {
+        let Some(read) = self.read()? else { return Ok(None) };
+        let refused = read.doubts.iter().filter(|doubt| doubt.is_refused).count() as u64;
+        if refused > 0 {
+            output::error(&format!("{}; nothing can be said", output::count(refused, "problem")));
+            return Ok(None);
+        }
+        Ok(Some(read))
     }
 }
 
@@ -80,23 +107,42 @@ pub(crate) fn reports(snapshot: &Snapshot) -> Vec<(String, ReportedCondition)> {
     snapshot.iter().filter_map(of_node).flatten().collect()
 }
 
-/// The resources of manifests, completed to those of a cluster. Additions are noted.
-pub(crate) fn of_files(filenames: &Filenames) -> anyhow::Result<Option<Read>> {
-    let Some(Settled { objects, skipped, notes }) = manifests::read_cluster(filenames)? else {
+/// The resources of manifests, completed to those of a cluster. Additions, and what was not read, are noted. `None` if
+/// something was not read that could change a verdict, and that is not allowed.
+pub(crate) fn of_files(filenames: &Filenames, strictness: &Strictness) -> anyhow::Result<Option<Read>> {
+    let read = of_settled(manifests::read_cluster(filenames, &strictness.skip_kind)?);
+    doubts::tell(&read.doubts);
+    read.tell();
+    let important = read.doubts.iter().filter(|doubt| doubt.matters()).count() as u64;
+    if strictness.strict && important > 0 {
+        let documents = output::count(important, "document");
+        output::error(&format!(
+            "{documents} could change verdicts and cannot be judged; without --strict there is an answer"
+        ));
         return Ok(None);
-    };
-    let mut read = Read { snapshot: Snapshot::new(), skipped, notes };
-    let tiers: BTreeSet<&str> =
-        manifests::unknown_tiers(std::iter::empty(), &objects).map(|(_, tier)| tier).collect();
+    }
+    Ok(Some(read))
+}
+
+/// The resources of manifests, completed to those of a cluster.
+pub(crate) fn of_settled(settled: Settled) -> Read {
+    let Settled { objects, skipped, unread, closed, notes } = settled;
+    let doubts = unread.iter().map(Doubt::of_unread).collect();
+    let mut read = Read { snapshot: Snapshot::new(), skipped, notes, doubts };
+    let of_tiers: Vec<_> = manifests::unknown_tiers(std::iter::empty(), &objects).collect();
+    let tiers: BTreeSet<&str> = of_tiers.iter().map(|(_, tier)| *tier).collect();
     read.notes.extend(tiers.into_iter().map(|tier| {
         format!("tier {tier} is not in the files: its policies are taken to stand after all tiers, and to deny at their end")
     }));
+    read.doubts.extend(of_tiers.into_iter().map(|(policy, tier)| Doubt::of_tier(policy, tier)));
+    for ClosedPolicy { key, value, origin, lines } in closed {
+        read.snapshot.insert(key, value, Some((origin, lines)));
+    }
     for object in objects {
         read.snapshot.insert(object.key, object.value, Some((object.origin, object.lines)));
     }
     read.notes.extend(completed::complete(&mut read.snapshot));
-    read.tell();
-    Ok(Some(read))
+    read
 }
 
 impl Read {
@@ -131,6 +177,7 @@ impl Read {
         if let Some(fields) = document.as_object_mut() {
             fields.insert("skipped".to_owned(), self.skipped.iter().map(one).collect());
             fields.insert("notes".to_owned(), json!(self.notes));
+            fields.insert("doubts".to_owned(), self.doubts.iter().map(Doubt::document).collect());
         }
     }
 }

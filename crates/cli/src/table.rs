@@ -1,12 +1,42 @@
 //! The tables of `tortie matrix`: the contents of cells, and their reasons.
 
+use std::collections::BTreeSet;
+
 use tortie_oracle::Verdict;
-use tortie_reach::{Classes, Content, Scope, Stop};
+use tortie_reach::{Classes, Content, Group, Scope, Stop};
 
 /// One table and its content.
 pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) matrix: tortie_reach::Matrix,
+    /// The doubts about each class.
+    pub(crate) doubts: Vec<BTreeSet<usize>>,
+}
+
+impl Table {
+    /// The doubts that could change what passes from one group to another.
+    pub(crate) fn doubts_of(&self, row: &Group, column: &Group) -> BTreeSet<usize> {
+        let classes = row.classes.iter().chain(&column.classes);
+        classes.filter_map(|class| self.doubts.get(*class)).flatten().copied().collect()
+    }
+
+    /// Whether there are doubts about a cell that is not empty.
+    pub(crate) fn is_uncertain(&self) -> bool {
+        let cells = self.matrix.rows.iter().zip(&self.matrix.cells).flat_map(|(row, cells)| {
+            self.matrix.columns.iter().zip(cells).map(move |(column, content)| (row, column, content))
+        });
+        let mut cells = cells.filter(|(.., content)| !content.is_nothing());
+        self.doubts.iter().any(|doubts| !doubts.is_empty())
+            && cells.any(|(row, column, _)| !self.doubts_of(row, column).is_empty())
+    }
+
+    /// The mark of a cell that is not certain.
+    pub(crate) fn mark(&self, row: &Group, column: &Group, content: &Content) -> &'static str {
+        match content.is_nothing() || self.doubts_of(row, column).is_empty() {
+            true => "",
+            false => "?",
+        }
+    }
 }
 
 /// The reasons for each cell of a table: ports, verdict, and what decided.

@@ -7,6 +7,7 @@
 
 use serde_json::Value;
 
+use super::foreign;
 use crate::{FieldError, Kind, unknown_fields};
 
 /// The meaning of a document.
@@ -121,10 +122,17 @@ pub(crate) fn meaning(api_version: &str, name: &str) -> Meaning {
             }
             _ => Meaning::Unrelated,
         },
+        _ if foreign::is_harmless(group, name) => Meaning::Unrelated,
         Some(_) => Meaning::Mistake(mistake(api_version, group, name)),
         None if looks_like_policy(group, name) => Meaning::Mistake(mistake(api_version, group, name)),
         None => Meaning::Unrelated,
     }
+}
+
+/// Whether this kind is in the closed lists: of Kubernetes or Calico, and known.
+pub(super) fn is_of_kubernetes(api_version: &str, name: &str) -> bool {
+    let group = super::foreign::group_of(api_version);
+    UNRELATED.iter().any(|(known, _, kinds)| *known == group && kinds.contains(&name))
 }
 
 /// Whether `apply` leaves this document out: no verdict depends on it. A past version of a workload is a mistake, because its

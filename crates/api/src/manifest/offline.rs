@@ -1,5 +1,5 @@
-//! Manifests of a whole cluster as users keep or export them: workloads stand for their pods, and objects that no
-//! verdict depends on are skipped. Nothing that looks like policy is skipped.
+//! Manifests of a whole cluster as users keep or export them: workloads stand for their pods, objects that no verdict
+//! depends on are skipped, and what cannot be read is listed with what it could change.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,12 +8,16 @@ use serde_json::{Value, json};
 
 use super::endpoints::{Endpoints, Skipped};
 use super::meaning::{self, Meaning, WORKLOAD_GROUPS};
-use super::{Object, Origin, Problem, Seen, describe, documents, object, problem};
+use super::unread::{CouldChange, Unread};
+use super::{
+    ClosedPolicy, Object, Origin, Outcome, Problem, Seen, describe, documents, kustomization, not_yaml,
+    outcome, problem, understand,
+};
 use crate::calico::{EncapsulationMode, IpPool};
 use crate::kubernetes::name_of;
 use crate::resource::typed;
-use crate::yaml::{Document, Lines};
-use crate::{FieldError, Key, Kind, is_reserved_label, known_fields};
+use crate::yaml::{self, Document, Lines};
+use crate::{FieldError, Key, Kind, is_reserved_label, known_fields, placeholder};
 
 /// The content of all files read so far.
 #[derive(Default)]
@@ -24,6 +28,8 @@ pub struct Offline {
     workloads: Vec<GivenWorkload>,
     endpoints: Vec<Endpoints>,
     skipped: Vec<Skipped>,
+    unread: Vec<Unread>,
+    closed: Vec<ClosedPolicy>,
     notes: Vec<String>,
     seen: Seen,
     /// The owners of the given objects, each with the object it owns.
@@ -37,6 +43,10 @@ pub struct Settled {
     pub objects: Vec<Object>,
     /// The skipped objects that no verdict depends on.
     pub skipped: Vec<Skipped>,
+    /// The documents that were not read, or not completely.
+    pub unread: Vec<Unread>,
+    /// The policies among them that close what they select.
+    pub closed: Vec<ClosedPolicy>,
     /// Notes about how the manifests were read.
     pub notes: Vec<String>,
 }
@@ -104,27 +114,106 @@ impl Offline {
     /// Reads the documents of one file.
     ///
     /// # Errors
-    /// Every problem of the file. A cluster with invalid manifests cannot be judged.
+    /// If objects are checked as `apply` checks them: every problem of the file. Otherwise what cannot be read is listed in
+    /// [`Settled::unread`].
     pub fn read(&mut self, file: &str, text: &str) -> Result<(), Vec<Problem>> {
+        if !self.is_strict {
+            self.read_what_can_be(file, text);
+            return Ok(());
+        }
         let mut problems = Vec::new();
-        let mut of_line = (0, 0);
-        for mut document in documents(file, text, &mut problems) {
-            let first = document.lines.first;
-            of_line = if of_line.0 == first { (first, of_line.1 + 1) } else { (first, 0) };
-            if !self.is_strict {
-                generate_name(file, of_line, &mut document);
-            }
-            if let Err(more) = self.add(file, document) {
-                problems.extend(more);
-            }
+        for document in documents(file, text, &mut problems) {
+            problems.extend(self.add(file, document));
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// Lists a file as a document that could change everything, because it could not be opened or decoded.
+    pub fn not_opened(&mut self, file: &str, reason: &str) {
+        let origin = Origin { file: file.to_owned(), line: 1 };
+        let (object, field) = Default::default();
+        self.unread.push(Unread::of_text(Problem { origin, object, field, problem: reason.to_owned() }));
+    }
+
+    fn read_what_can_be(&mut self, file: &str, text: &str) {
+        let parts = match yaml::read(text) {
+            Ok(documents) => vec![Ok(documents)],
+            Err(_) => yaml::read_each(text),
+        };
+        let mut of_line = (0, 0);
+        for part in parts {
+            let documents = match part {
+                Ok(documents) => documents,
+                Err(error) => {
+                    self.unread.push(Unread::of_text(not_yaml(file, text, error)));
+                    continue;
+                }
+            };
+            for document in documents.into_iter().flat_map(understand) {
+                match document {
+                    Ok(mut document) => {
+                        let first = document.lines.first;
+                        of_line = if of_line.0 == first { (first, of_line.1 + 1) } else { (first, 0) };
+                        generate_name(file, of_line, &mut document);
+                        self.add_what_can_be(file, document);
+                    }
+                    Err((document, error)) => {
+                        let problem = problem(file, &document, &describe(&document.value), error);
+                        self.unread.push(Unread::of_document(&document, problem));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds a document as far as it can be read, and lists it if there is a problem.
+    fn add_what_can_be(&mut self, file: &str, document: Document) {
+        let found = problem_of_the_whole(file, &document);
+        let is_foreign = found.as_ref().is_some_and(|(_, is_foreign)| *is_foreign);
+        let first = found.map(|(problem, _)| problem);
+        let origin = Origin { file: file.to_owned(), line: document.lines.first };
+        let none = || Problem { origin, object: String::new(), field: String::new(), problem: String::new() };
+        let mut unread = Unread::of_document(&document, first.clone().unwrap_or_else(none));
+        let placeholder = placeholder::first_in(&document.value, "");
+        let makes_others = kustomization::remedy(file, &document.value).is_some();
+        let skipped = self.skipped.len();
+        let problems = match makes_others {
+            // Its fields say nothing about objects.
+            true => Vec::new(),
+            false => self.add(file, document),
+        };
+        if first.is_none() && problems.is_empty() {
+            return;
+        }
+        // It is not harmless.
+        self.skipped.truncate(skipped);
+        if makes_others {
+            unread.could_change = CouldChange::Everything;
+        }
+        unread.is_foreign = is_foreign && problems.is_empty();
+        let is_named = problems.is_empty();
+        let mut unread = unread.with(problems);
+        if let Some((_, placeholder)) = placeholder.filter(|_| !is_named) {
+            unread.problem.problem += &format!("; {}", placeholder::remedy(&placeholder));
+        }
+        self.unread.push(unread);
     }
 
     /// Combines all files.
     #[must_use]
     pub fn settled(self) -> Settled {
-        let Self { is_strict, objects, workloads, endpoints, skipped, notes, seen: Seen(seen), owned } = self;
+        let Self {
+            is_strict,
+            objects,
+            workloads,
+            endpoints,
+            skipped,
+            unread,
+            closed,
+            notes,
+            seen: Seen(seen),
+            owned,
+        } = self;
         let (mut objects, mut skipped, mut notes) = (objects, skipped, notes);
         // A given pod represents its owner, and the owner of that owner.
         let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
@@ -158,49 +247,61 @@ impl Offline {
             endpoints.into_iter().partition(|of| of.are_mirrored(&objects));
         objects.extend(mirrored.into_iter().flat_map(|of| of.slices));
         skipped.extend(others.into_iter().map(|of| of.skipped));
-        Settled { objects, skipped, notes }
+        Settled { objects, skipped, unread, closed, notes }
     }
 
-    fn add(&mut self, file: &str, mut document: Document) -> Result<(), Vec<Problem>> {
+    /// Adds a document; returns its problems. With a problem, it is added only if objects are not checked as `apply` checks them, and
+    /// if enough of it can be read.
+    fn add(&mut self, file: &str, mut document: Document) -> Vec<Problem> {
         let text = |name: &str| document.value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
         // One with metadata or spec may be a policy that lacks them by mistake.
         let is_other = document.value.is_object()
             && ["metadata", "spec"].iter().all(|field| document.value.get(*field).is_none());
-        if api_version.is_empty() && kind.is_empty() && is_other && !self.is_strict {
+        let is_nameless = kind.is_empty() && kustomization::is_nameless(file);
+        if (api_version.is_empty() && kind.is_empty() && is_other || is_nameless) && !self.is_strict {
             let first = document.lines.first;
             self.notes.push(format!("{file}:{first} is no manifest: it has neither apiVersion nor kind"));
-            return Ok(());
+            return Vec::new();
         }
         if api_version.is_empty() || kind.is_empty() {
             // A missing field is reported there.
-            return object(file, document).map(drop);
+            return outcome(file, document).problems;
         }
         let owned = Reference::of(&document.value);
         self.owned.extend(owners(&document.value).map(|owner| (owner, owned.clone())));
         match meaning::meaning(&api_version, &kind) {
             Meaning::Kept(kind) if !self.is_strict && is_bookkeeping(kind) => self.skip(file, &document),
-            Meaning::Kept(kind) if kind.is_workload() => self.add_other(&api_version, file, document)?,
+            Meaning::Kept(kind) if kind.is_workload() => return self.add_other(&api_version, file, document),
             Meaning::Kept(kind) => {
                 if !self.is_strict {
                     self.make_readable(kind, file, &mut document);
                 }
-                let object = object(file, document)?;
-                match self.seen.twice(&object) {
-                    None => self.objects.push(object),
-                    Some(problem) if self.is_strict => return Err(vec![problem]),
-                    Some(_) => self.give_again(object),
-                }
+                return self.add_outcome(outcome(file, document));
             }
-            Meaning::Unrelated => self.add_other(&api_version, file, document)?,
+            Meaning::Unrelated => return self.add_other(&api_version, file, document),
             Meaning::Mistake(error) => {
-                return Err(vec![problem(file, &document, &describe(&document.value), error)]);
+                return vec![problem(file, &document, &describe(&document.value), error)];
             }
         }
-        Ok(())
+        Vec::new()
     }
 
-    fn add_other(&mut self, api_version: &str, file: &str, document: Document) -> Result<(), Vec<Problem>> {
+    fn add_outcome(&mut self, Outcome { object, closed, mut problems }: Outcome) -> Vec<Problem> {
+        if self.is_strict && !problems.is_empty() {
+            return problems;
+        }
+        self.closed.extend(closed);
+        let Some(object) = object else { return problems };
+        match self.seen.twice(&object) {
+            None => self.objects.push(object),
+            Some(problem) if self.is_strict => problems.push(problem),
+            Some(_) => self.give_again(object),
+        }
+        problems
+    }
+
+    fn add_other(&mut self, api_version: &str, file: &str, document: Document) -> Vec<Problem> {
         let group = api_version.split_once('/').map_or("", |(group, _)| group);
         let is_workload =
             WORKLOAD_GROUPS.contains(&group) || document.value["kind"] == "ReplicationController";
@@ -208,40 +309,61 @@ impl Offline {
             document.value["kind"].as_str().unwrap_or_default(),
             &document.value,
         );
-        if is_workload && !own.is_empty() {
-            let name = Reference::of(&document.value).to_string();
-            return Err(own.into_iter().map(|error| problem(file, &document, &name, error)).collect());
+        let of = Reference::of(&document.value);
+        let mut problems = Vec::new();
+        if is_workload {
+            let name = of.to_string();
+            problems.extend(own.into_iter().map(|error| problem(file, &document, &name, error)));
+            if self.is_strict && !problems.is_empty() {
+                return problems;
+            }
         }
         if api_version == "v1" && document.value["kind"] == "Endpoints" {
-            self.endpoints.push(Endpoints::read(file, &document, Skipped::new(file, &document))?);
-            return Ok(());
+            match Endpoints::read(file, &document, Skipped::new(file, &document)) {
+                Ok(read) => self.endpoints.push(read),
+                Err(more) => problems.extend(more),
+            }
+            return problems;
         }
-        let of = Reference::of(&document.value);
         let first = self.workloads.iter().position(|workload| workload.of == of);
         if let Some(first) = first.and_then(|first| self.workloads.get(first)).filter(|_| self.is_strict) {
             let error = FieldError::new("", format!("the object was given before, at {}", first.pod.origin));
-            return Err(vec![problem(file, &document, &of.to_string(), error)]);
+            return vec![problem(file, &document, &of.to_string(), error)];
         }
-        match pod_of(file, &document) {
-            Some(Ok(pod)) => {
-                let is_replicated = is_replicated(&document.value, &pod.value);
-                let workload = GivenWorkload { of, pod, is_replicated };
-                match first.and_then(|first| self.workloads.get_mut(first)) {
-                    None => self.workloads.push(workload),
-                    Some(first) => {
-                        if first.pod.value != workload.pod.value {
-                            let (name, origins) =
-                                (first.of.to_string(), [&first.pod.origin, &workload.pod.origin]);
-                            self.notes.push(given_twice(&name, origins));
-                        }
-                        *first = workload;
-                    }
-                }
+        let outcome = pod_of(file, &document);
+        let Some(Outcome { object, problems: of_pod, .. }) = outcome else {
+            if problems.is_empty() {
+                self.skip(file, &document);
             }
-            Some(Err(problems)) if is_workload => return Err(problems),
-            Some(Err(_)) | None => self.skip(file, &document),
+            return problems;
+        };
+        let is_read = of_pod.is_empty();
+        match object.filter(|_| is_read || !self.is_strict) {
+            Some(pod) => {
+                let is_replicated = is_replicated(&document.value, &pod.value);
+                self.add_workload(first, GivenWorkload { of, pod, is_replicated });
+            }
+            None if !is_workload && self.is_strict => self.skip(file, &document),
+            None => {}
         }
-        Ok(())
+        if is_workload || !self.is_strict {
+            problems.extend(of_pod);
+        }
+        problems
+    }
+
+    /// Adds a workload, or replaces the one with this number, which was given before.
+    fn add_workload(&mut self, first: Option<usize>, workload: GivenWorkload) {
+        match first.and_then(|first| self.workloads.get_mut(first)) {
+            None => self.workloads.push(workload),
+            Some(first) => {
+                if first.pod.value != workload.pod.value {
+                    let (name, origins) = (first.of.to_string(), [&first.pod.origin, &workload.pod.origin]);
+                    self.notes.push(given_twice(&name, origins));
+                }
+                *first = workload;
+            }
+        }
     }
 
     /// Replaces an object that was given before, as `kubectl apply` would. People keep variants of objects side by side.
@@ -270,6 +392,41 @@ impl Offline {
             // Calico derives these from namespaces and service accounts, and so does Tortie.
             Kind::Profile => drop_derived_labels(&mut document.value),
             _ => {}
+        }
+    }
+}
+
+/// Why a document may mean something else than what is read of it, or is of a kind that Tortie does not evaluate; and whether the
+/// latter is the reason.
+fn problem_of_the_whole(file: &str, document: &Document) -> Option<(Problem, bool)> {
+    let text = |name: &str| document.value[name].as_str().unwrap_or_default();
+    let (api_version, kind) = (text("apiVersion"), text("kind"));
+    let found = |path: &str, text: String| {
+        Some(problem(file, document, &describe(&document.value), FieldError::new(path, text)))
+    };
+    if let Some(remedy) = kustomization::remedy(file, &document.value) {
+        return found("", remedy).map(|problem| (problem, true));
+    }
+    if api_version.is_empty() || kind.is_empty() {
+        return None;
+    }
+    match meaning::meaning(api_version, kind) {
+        Meaning::Mistake(_) => None,
+        Meaning::Kept(_) => {
+            let (path, placeholder) = placeholder::first_in(&document.value, "")?;
+            found(&path, placeholder::remedy(&placeholder)).map(|problem| (problem, false))
+        }
+        Meaning::Unrelated => {
+            let could_change = super::unread::could_change(&document.value);
+            let is_known = meaning::is_of_kubernetes(api_version, kind);
+            let has_pod = template_path(&document.value).is_some();
+            // A kind that brings pods by a template that can be read is read.
+            let is_read = has_pod && matches!(could_change, CouldChange::Ends { .. });
+            if is_known || is_read || could_change == CouldChange::Nothing {
+                return None;
+            }
+            let text = format!("{api_version} {kind} is not evaluated, and could change {could_change}");
+            found("kind", text).map(|problem| (problem, true))
         }
     }
 }
@@ -371,13 +528,18 @@ fn is_replicated(workload: &Value, pod: &Value) -> bool {
     }
 }
 
+/// The path of a workload's pod template.
+fn template_path(value: &Value) -> Option<&'static str> {
+    ["spec.template", "spec.jobTemplate.spec.template"].into_iter().find(|path| {
+        let spec = format!("/{}/spec/containers", path.replace('.', "/"));
+        value.pointer(&spec).is_some()
+    })
+}
+
 /// The pod that a workload (Deployment, DaemonSet, StatefulSet, ReplicaSet, Job, CronJob, and similar kinds) creates,
 /// under the workload's name; `None` if there is no pod template.
-fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>>> {
-    let path = ["spec.template", "spec.jobTemplate.spec.template"].into_iter().find(|path| {
-        let spec = format!("/{}/spec/containers", path.replace('.', "/"));
-        document.value.pointer(&spec).is_some()
-    })?;
+fn pod_of(file: &str, document: &Document) -> Option<Outcome> {
+    let path = template_path(&document.value)?;
     let template = document.value.pointer(&format!("/{}", path.replace('.', "/")))?;
     let of = Reference::of(&document.value);
     let Reference { namespace, name, .. } = &of;
@@ -395,14 +557,12 @@ fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>
     lines.extend(document.lines.below(&format!("{path}.metadata.labels"), "metadata.labels"));
     lines.extend(document.lines.below(&format!("{path}.spec"), "spec"));
     let owner = of.to_string();
-    Some(object(file, Document { value, lines, ..Document::default() }).map_err(|problems| {
-        let of_workload = |mut problem: Problem| {
-            if problem.field.starts_with("spec") || problem.field.starts_with("metadata.labels") {
-                problem.field = format!("{path}.{}", problem.field);
-            }
-            problem.object.clone_from(&owner);
-            problem
-        };
-        problems.into_iter().map(of_workload).collect()
-    }))
+    let mut outcome = outcome(file, Document { value, lines, ..Document::default() });
+    for problem in &mut outcome.problems {
+        if problem.field.starts_with("spec") || problem.field.starts_with("metadata.labels") {
+            problem.field = format!("{path}.{}", problem.field);
+        }
+        problem.object.clone_from(&owner);
+    }
+    Some(outcome)
 }

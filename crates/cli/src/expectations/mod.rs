@@ -58,7 +58,7 @@ impl Test {
             true => Vec::new(),
             false => read(&file)?,
         };
-        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let Some(read) = self.source.read_valid()? else { return Ok(ExitCode::from(2)) };
         let verdicts = Verdicts::new(&read.snapshot);
         if self.record {
             let sentences = verdicts.record();

@@ -166,7 +166,7 @@ fn endpoints_are_the_backends_of_services_without_a_selector() {
     let damaged = endpoints.replace("port: 5432", "port: x");
     let (code, out, err) = run(&[SHOP, &without, &damaged].concat(), &ask);
     assert!(
-        code == 2 && err.contains("c.yml:13: Endpoints shop/back: subsets[0].ports[0].port"),
+        code == 3 && err.contains("c.yml:13: Endpoints shop/back: subsets[0].ports[0].port"),
         "{out}{err}"
     );
 }
@@ -237,4 +237,5 @@ fn folders_as_people_keep_them_have_answers() {
     let template = format!("{shop}---\n{{{{- if .Values.policy }}}}\napiVersion: v1\n{{{{- end }}}}\n");
     let (code, out, err) = run(&template, &["explain", "shop/front", "shop/web"]);
     assert!(code == 2 && err.contains("if this is a template of Helm or Go, render it first"), "{out}{err}");
+    assert!(err.contains("pod shop/web does not exist"), "{err}");
 }

@@ -13,6 +13,8 @@ kind: NetworkPolicy
 metadata: {name: closed, namespace: shop}
 spec: {selector: all(), types: [Ingress]}
 ";
+const UNREAD: &str =
+    "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: p, namespace: shop}\n";
 const BAD: &str = "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: p}\nspec: {selector: app = 'web'}\n";
 
 /// The commands that need no cluster, by the heading of their section, each with several command lines.
@@ -22,10 +24,11 @@ const COMMANDS: &[(&str, &[&[&str]])] = &[
         &[
             &["explain", "-f", "c.yml", "jobs/nightly-x9s2b", "shop/back-0", "--port", "8443"],
             &["explain", "-f", "host.yml", "198.51.100.7", "node/edge", "--port", "443"],
+            &["explain", "-f", "c.yml", "-f", "unread.yml", "jobs/nightly-x9s2b", "shop/back-0"],
         ],
     ),
-    ("tortie matrix", &[&["matrix", "-f", "c.yml"]]),
-    ("tortie preview", &[&["preview", "--in", "c.yml", "-f", "p.yml"]]),
+    ("tortie matrix", &[&["matrix", "-f", "c.yml", "-f", "unread.yml"]]),
+    ("tortie preview", &[&["preview", "--in", "c.yml", "--in", "unread.yml", "-f", "p.yml"]]),
     ("tortie validate", &[&["validate", "-f", "c.yml", "-f", "bad.yml"]]),
     ("tortie policy lint", &[&["policy", "lint", "-f", "c.yml", "-f", "p.yml"]]),
     ("tortie policy test", &[&["policy", "test", "e.yml", "-f", "c.yml"]]),
@@ -88,6 +91,7 @@ fn every_field_is_documented() {
         ("c.yml", CLUSTER),
         ("p.yml", POLICY),
         ("bad.yml", BAD),
+        ("unread.yml", UNREAD),
         ("host.yml", &host),
         ("e.yml", expectations),
     ];

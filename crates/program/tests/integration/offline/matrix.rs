@@ -78,7 +78,7 @@ fn invalid_arguments_are_rejected() {
     }
     let (code, _, err) =
         tortie(&[("c.yml", &CLUSTER.replace("action: Allow", "action: Forbid"))], &["matrix", "-f", "c.yml"]);
-    assert!(code == 2 && err.contains("spec.ingress[0].action"), "{code} {err}");
+    assert!(code == 3 && err.contains("spec.ingress[0].action"), "{code} {err}");
 }
 
 #[test]

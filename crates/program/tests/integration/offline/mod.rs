@@ -18,6 +18,7 @@ mod preview;
 mod routes;
 mod support;
 mod terminal;
+mod unread;
 mod validate;
 mod which_datastore;
 
