@@ -56,8 +56,10 @@ impl Oracle<'_> {
             if trace.decided_by != DecidedBy::Nobody {
                 let next = match trace.verdict {
                     Verdict::Deny => None,
-                    Verdict::Allow if *forwarded => after_untracked(hop, packet),
-                    Verdict::Allow => Some(self.reply(interface, *direction, &early)),
+                    Verdict::Allow => {
+                        let dropped = untracked_is_dropped(hop, packet).filter(|_| *forwarded);
+                        Some(dropped.unwrap_or_else(|| self.reply(interface, *direction, &early)))
+                    }
                 };
                 return std::iter::once(trace).chain(next).collect();
             }
@@ -115,9 +117,9 @@ impl Oracle<'_> {
     }
 }
 
-/// The end of a forwarded packet without connection tracking, on its way in (policy decision 17). Its pod's answers are judged as other
-/// packets of the pod, except for those of TCP, which nothing begins.
-fn after_untracked(hop: &HostHop<'_>, packet: &Packet<'_>) -> Option<Trace> {
+/// Drops a forwarded packet without connection tracking if it never reaches the pod, or if the pod's answers never come back (policy
+/// decision 17).
+fn untracked_is_dropped(hop: &HostHop<'_>, packet: &Packet<'_>) -> Option<Trace> {
     let rule = match (hop.before, packet.protocol) {
         (Some(_), _) => "without connection tracking, no address is translated",
         (None, Protocol::TCP) => "without connection tracking, answers of pods belong to no connection",

@@ -369,7 +369,8 @@ spec: {interfaceName: eth0, node: n1, expectedIPs: [192.0.2.11, '2001:db8::11']}
 ";
     let deny = "  - {action: Deny, protocol: TCP, ipVersion: 6, destination: {ports: [8181]}}\n";
     let allow = "  - {action: Allow, protocol: TCP, destination: {ports: [8181]}}\n";
-    let policy = |rules: &str| global(&format!("  order: 0\n  selector: role == 'worker'\n  ingress:\n{rules}"));
+    let policy =
+        |rules: &str| global(&format!("  order: 0\n  selector: role == 'worker'\n  ingress:\n{rules}"));
     let both = format!("{CLUSTER}{}", policy(&format!("{deny}{allow}")));
     let (_, out, err) = tortie(&[("c.yml", &both)], &["policy", "lint", "-f", "c.yml"]);
     assert!(!out.contains("matches nothing"), "{out}{err}");
