@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use tortie_api::manifest::{CouldChange, Object, Unread};
+use tortie_api::manifest::{CouldChange, Differing, Object, Unread};
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Peer, Snapshot};
 use tortie_reach::{Class, ClassKind};
@@ -57,6 +57,19 @@ impl Doubt {
             could_change: could_change.clone(),
             is_unread: true,
             is_refused: !is_foreign,
+        }
+    }
+
+    /// An object that is given in two forms.
+    pub(crate) fn of_differing(two: Differing) -> Self {
+        let Differing { object, origin, problem, could_change } = two;
+        Self {
+            place: origin.to_string(),
+            object,
+            reason: format!("{problem}; remove one of them"),
+            could_change,
+            is_unread: false,
+            is_refused: false,
         }
     }
 

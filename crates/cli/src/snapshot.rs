@@ -126,9 +126,11 @@ pub(crate) fn of_files(filenames: &Filenames, strictness: &Strictness) -> anyhow
 
 /// The resources of manifests, completed to those of a cluster.
 pub(crate) fn of_settled(settled: Settled) -> Read {
-    let Settled { objects, skipped, unread, closed, notes } = settled;
+    let Settled { objects, skipped, unread, closed, differing, notes } = settled;
     let doubts = unread.iter().map(Doubt::of_unread).collect();
     let mut read = Read { snapshot: Snapshot::new(), skipped, notes, doubts };
+    read.notes.extend(differing.iter().map(|two| format!("{} {}", two.object, two.problem)));
+    read.doubts.extend(differing.into_iter().map(Doubt::of_differing));
     let of_tiers: Vec<_> = manifests::unknown_tiers(std::iter::empty(), &objects).collect();
     let tiers: BTreeSet<&str> = of_tiers.iter().map(|(_, tier)| *tier).collect();
     read.notes.extend(tiers.into_iter().map(|tier| {

@@ -505,8 +505,15 @@ mod tests {
 
     #[test]
     fn what_is_not_installed_is_named() {
-        let screen = screen(&Observed::default(), NOW);
-        assert!(screen.problems.iter().any(|problem| problem.contains("not installed")));
-        assert!(screen.problems.iter().any(|problem| problem.contains("no IPPool")));
+        let empty = Observed { rollout: Some(Rollout::default()), ..Observed::default() };
+        let shown = screen(&empty, NOW);
+        assert!(shown.problems.iter().any(|problem| problem.contains("not installed")));
+        assert!(shown.problems.iter().any(|problem| problem.contains("no IPPool")));
+        // Other datastores have no DaemonSet, and agents that no DaemonSet has report, too.
+        let others = [None, Some(Rollout::default())];
+        for (rollout, reports) in others.into_iter().zip([vec![], vec![report(10, "b", &[])]]) {
+            let shown = screen(&Observed { rollout, reports, ..cluster(None, "True") }, NOW);
+            assert!(!shown.problems.iter().any(|problem| problem.contains("not installed")), "{shown:?}");
+        }
     }
 }

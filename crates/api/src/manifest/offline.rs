@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::endpoints::{Endpoints, Skipped};
 use super::meaning::{self, Meaning, WORKLOAD_GROUPS};
-use super::unread::{CouldChange, Unread};
+use super::unread::{self, CouldChange, Unread};
 use super::{
     ClosedPolicy, Object, Origin, Outcome, Problem, Seen, describe, documents, kustomization, not_yaml,
     outcome, problem, understand,
@@ -30,6 +30,7 @@ pub struct Offline {
     skipped: Vec<Skipped>,
     unread: Vec<Unread>,
     closed: Vec<ClosedPolicy>,
+    differing: Vec<Differing>,
     notes: Vec<String>,
     seen: Seen,
     /// The owners of the given objects, each with the object it owns.
@@ -47,8 +48,23 @@ pub struct Settled {
     pub unread: Vec<Unread>,
     /// The policies among them that close what they select.
     pub closed: Vec<ClosedPolicy>,
+    /// The objects that are given in several forms.
+    pub differing: Vec<Differing>,
     /// Notes about how the manifests were read.
     pub notes: Vec<String>,
+}
+
+/// An object that is given in two forms, of which the later one counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Differing {
+    /// Kind, namespace and name.
+    pub object: String,
+    /// The place of the form that counts.
+    pub origin: Origin,
+    /// Both places, in words.
+    pub problem: String,
+    /// Verdicts that could be others with the other form.
+    pub could_change: CouldChange,
 }
 
 /// A reference to an object, as in `ownerReferences`.
@@ -210,6 +226,7 @@ impl Offline {
             skipped,
             unread,
             closed,
+            differing,
             notes,
             seen: Seen(seen),
             owned,
@@ -247,7 +264,7 @@ impl Offline {
             endpoints.into_iter().partition(|of| of.are_mirrored(&objects));
         objects.extend(mirrored.into_iter().flat_map(|of| of.slices));
         skipped.extend(others.into_iter().map(|of| of.skipped));
-        Settled { objects, skipped, unread, closed, notes }
+        Settled { objects, skipped, unread, closed, differing, notes }
     }
 
     /// Adds a document; returns its problems. With a problem, it is added only if objects are not checked as `apply` checks them, and
@@ -358,8 +375,8 @@ impl Offline {
             None => self.workloads.push(workload),
             Some(first) => {
                 if first.pod.value != workload.pod.value {
-                    let (name, origins) = (first.of.to_string(), [&first.pod.origin, &workload.pod.origin]);
-                    self.notes.push(given_twice(&name, origins));
+                    let name = first.of.to_string();
+                    self.differing.push(Differing::new(name, &first.pod, &workload.pod));
                 }
                 *first = workload;
             }
@@ -370,7 +387,7 @@ impl Offline {
     fn give_again(&mut self, object: Object) {
         let Some(first) = self.objects.iter_mut().find(|first| first.key == object.key) else { return };
         if first.value != object.value {
-            self.notes.push(given_twice(&object.key.to_string(), [&first.origin, &object.origin]));
+            self.differing.push(Differing::new(object.key.to_string(), first, &object));
         }
         *first = object;
     }
@@ -431,8 +448,14 @@ fn problem_of_the_whole(file: &str, document: &Document) -> Option<(Problem, boo
     }
 }
 
-fn given_twice(name: &str, [first, second]: [&Origin; 2]) -> String {
-    format!("{name} is given twice, and differently, at {first} and {second}: the latter counts")
+impl Differing {
+    fn new(object: String, first: &Object, second: &Object) -> Self {
+        let (one, other) = (unread::could_change(&first.value), unread::could_change(&second.value));
+        let places = [&first.origin, &second.origin];
+        let problem =
+            format!("is given twice, and differently, at {} and {}: the latter counts", places[0], places[1]);
+        Self { object, origin: second.origin.clone(), problem, could_change: one.and(other) }
+    }
 }
 
 /// Whether objects of this kind are records that no verdict depends on.

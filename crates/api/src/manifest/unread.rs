@@ -1,5 +1,6 @@
 //! Documents that were not read, and what they could change: everything, unless the kind and the namespace prove less.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -63,6 +64,23 @@ pub enum CouldChange {
 }
 
 impl CouldChange {
+    /// Verdicts that either of two forms of one object could change.
+    #[must_use]
+    pub(super) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Ends { namespace, addresses }, Self::Ends { namespace: same, addresses: more })
+                if namespace == same =>
+            {
+                let all: BTreeSet<IpAddr> = addresses.into_iter().chain(more).collect();
+                Self::Ends { namespace, addresses: all.into_iter().collect() }
+            }
+            (one, other) if one == other => one,
+            (Self::Nothing, one) | (one, Self::Nothing) => one,
+            // They say different things about one object, so nothing bounds them.
+            _ => Self::Everything,
+        }
+    }
+
     /// The word for programs.
     #[must_use]
     pub fn word(&self) -> &'static str {

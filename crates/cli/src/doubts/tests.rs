@@ -36,7 +36,12 @@ fn usual(objects: &Objects, with_sets: bool) -> Objects {
             && value["spec"]["tier"] != "undescribed"
             && read(&[&manifest(&vec![(key.clone(), value.clone())])]).doubts.is_empty()
     };
-    pods::as_pods(objects).into_iter().filter(is_usual).collect()
+    // Two forms of one object are a doubt of their own.
+    let mut seen = BTreeSet::new();
+    pods::as_pods(objects)
+        .into_iter()
+        .filter(|object| is_usual(object) && seen.insert(object.0.clone()))
+        .collect()
 }
 
 /// An object of a cluster, as a document that is not read.

@@ -270,3 +270,24 @@ fn a_root_of_a_repository_has_an_answer() {
     let (code, out, err) = explain(&[]);
     assert!(code == 1 && !out.contains("not certain"), "{out}{err}");
 }
+
+/// Only one of two forms can be in the cluster, so what the object could change is not certain.
+#[test]
+fn an_object_in_two_forms_makes_its_namespace_uncertain() {
+    let policy = |ingress: &str| {
+        format!(
+            "---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: p, namespace: shop}}, spec: {{podSelector: {{}}, ingress: {ingress}}}}}\n"
+        )
+    };
+    let (closed, open) = (policy("[]"), policy("[{}]"));
+    let (codes, out, err) = asked(&format!("{closed}{open}"));
+    assert_eq!(codes, (3, 1), "{out}{err}");
+    assert!(err.contains("is given twice, and differently, at c.yml:11 and c.yml:13"), "{err}");
+    // Two equal forms are one.
+    let (codes, out, err) = asked(&format!("{open}{open}"));
+    assert_eq!((codes, err.contains("given twice")), ((0, 1), false), "{out}{err}");
+    let cluster = [PODS, CLOSED, &closed, &open].concat();
+    let strict = ["explain", "--strict", "-f", "c.yml", "ops/c", "ops/d"];
+    let (code, out, err) = tortie(&[("c.yml", &cluster)], &strict);
+    assert!(code == 2 && err.contains("1 document could change verdicts"), "{code} {out}{err}");
+}
