@@ -215,8 +215,12 @@ impl<'a> Doubts<'a> {
             Peer::Pod { .. } => false,
         };
         let is_pod = |peer: &Peer| match peer {
-            Peer::Pod { .. } => true,
-            Peer::Address(address) => self.namespaces.contains_key(address),
+            // A pod in the network of its node has the node's ports.
+            Peer::Pod { namespace, name } => {
+                let own = self.pods.get(&(namespace.clone(), name.clone())).into_iter().flatten();
+                !own.into_iter().any(|address| is_node(&Peer::Address(*address)))
+            }
+            Peer::Address(address) => self.namespaces.contains_key(address) && !is_node(peer),
             Peer::Node(_) => false,
         };
         self.concerning(|concern| match concern {

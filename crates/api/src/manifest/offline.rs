@@ -272,9 +272,9 @@ impl Offline {
     fn add(&mut self, file: &str, mut document: Document) -> Vec<Problem> {
         let text = |name: &str| document.value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
-        // One with metadata or spec may be a policy that lacks them by mistake.
+        // One with metadata or spec may be a policy that lacks them by mistake, and one with items a list of policies.
         let is_other = document.value.is_object()
-            && ["metadata", "spec"].iter().all(|field| document.value.get(*field).is_none());
+            && ["metadata", "spec", "items"].iter().all(|field| document.value.get(*field).is_none());
         let is_nameless = kind.is_empty() && kustomization::is_nameless(file);
         if (api_version.is_empty() && kind.is_empty() && is_other || is_nameless) && !self.is_strict {
             let first = document.lines.first;

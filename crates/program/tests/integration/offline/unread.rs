@@ -291,3 +291,20 @@ fn an_object_in_two_forms_makes_its_namespace_uncertain() {
     let (code, out, err) = tortie(&[("c.yml", &cluster)], &strict);
     assert!(code == 2 && err.contains("1 document could change verdicts"), "{code} {out}{err}");
 }
+
+/// A list without a kind may hold policies, and a pod in its node's network has the node's ports.
+#[test]
+fn lists_without_a_kind_and_ports_of_nodes_are_uncertain() {
+    let list = "---\nitems: [{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {podSelector: {}}}]\n";
+    let (codes, out, err) = asked(list);
+    assert_eq!(codes, (3, 3), "{out}{err}");
+    let node = "---\n{apiVersion: v1, kind: Node, metadata: {name: n1, annotations: {projectcalico.org/IPv4Address: 192.0.2.1/24}}}\n";
+    let on_node = "---\n{apiVersion: v1, kind: Pod, metadata: {name: h, namespace: ops}, spec: {nodeName: n1, hostNetwork: true, containers: [{name: c}]}, status: {podIP: 192.0.2.1}}\n";
+    let service = "---\n{apiVersion: v1, kind: Service, metadata: {name: s, namespace: shop}, spec: {type: NodePort, ports: [{port: 80, nodePort: '${X}'}]}}\n";
+    let cluster = [PODS, node, on_node, service].concat();
+    for to in ["192.0.2.1", "ops/h", "node/n1"] {
+        let arguments = ["explain", "-f", "c.yml", "203.0.113.9", to, "--port", "30080"];
+        let (code, out, err) = tortie(&[("c.yml", &cluster)], &arguments);
+        assert_eq!(code, 3, "{to}: {out}{err}");
+    }
+}
