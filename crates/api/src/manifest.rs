@@ -12,6 +12,7 @@ use crate::yaml::{self, Document, YamlError};
 use crate::{FieldError, Key, Resource, defaults, spelling, strict};
 
 mod converted;
+mod differing;
 mod endpoints;
 mod exported;
 mod foreign;
@@ -21,10 +22,11 @@ mod offline;
 mod unread;
 
 pub use converted::{ConvertedFile, PolicyForm, convert};
+pub use differing::Differing;
 pub use endpoints::Skipped;
 pub use exported::{LAST_APPLIED, take_metadata_of_the_cluster};
 use meaning::Meaning;
-pub use offline::{Differing, Offline, Settled, first_pod, second_pod};
+pub use offline::{Offline, Settled, first_pod, second_pod};
 pub use unread::{CouldChange, Unread};
 
 /// The bytes of the longest description of an object: its kind, its namespace (63) and its name (253), with some room.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use tortie_api::Kind;
 use tortie_cni::local;
-use tortie_store::etcd::{Etcd, EtcdConfig, Login};
+use tortie_store::etcd::{Etcd, EtcdConfig, Login, refuse_credentials};
 use tortie_store::kubernetes::{CalicoGroup, Kubernetes, KubernetesConfig};
 use tortie_store::rpc::{Remote, TlsFiles};
 use tortie_store::{Endpoints, Store, StoreError, Stored};
@@ -48,7 +48,7 @@ pub(crate) struct StoreArguments {
     store: Option<String>,
     /// The datastore of this configuration file of calicoctl. Without it and --store, DATASTORE_TYPE and calicoctl's other
     /// environment variables count
-    #[arg(short, long, value_name = "FILE", conflicts_with = "store")]
+    #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// An option of calicoctl; Tortie reads objects of all known versions
     #[arg(long, hide = true)]
@@ -84,15 +84,16 @@ impl StoreArguments {
 
     /// An option of the command line, for a command that may read files instead. A variable of the environment is none.
     pub(crate) fn given(&self) -> Option<&'static str> {
-        let is_set = |variable: &str| std::env::var_os(variable).is_some();
+        let variable = |name: &str| std::env::var(name).ok();
+        let group = variable("TORTIE_CALICO_GROUP").and_then(|group| group.parse().ok());
         let options = [
-            ("store", self.store.is_some() && !is_set("TORTIE_STORE")),
+            ("store", self.store.is_some() && self.store != variable("TORTIE_STORE")),
             ("config", self.config.is_some()),
             ("tls-authority", self.tls_authority.is_some()),
             ("tls-certificate", self.tls_certificate.is_some()),
             ("tls-key", self.tls_key.is_some()),
             ("etcd-user", self.etcd_user.is_some()),
-            ("calico-group", self.calico_group.is_some() && !is_set("TORTIE_CALICO_GROUP")),
+            ("calico-group", self.calico_group.is_some() && self.calico_group != group),
         ];
         options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
     }
@@ -133,16 +134,8 @@ impl StoreArguments {
     /// The datastore, and the others that the user may have meant.
     fn choose(&self) -> anyhow::Result<(Choice, Vec<String>)> {
         let variable = |name: &str| std::env::var(name).ok();
-        let named = match (&self.store, self.calicoctl()?) {
-            (Some(address), _) => {
-                let is_variable = variable("TORTIE_STORE").is_some_and(|value| value == *address);
-                Some((Choice::Address(address.clone()), is_variable))
-            }
-            (None, Some(found)) => Some((Choice::Calicoctl(found), self.config.is_none())),
-            (None, None) => None,
-        };
         let candidates = Candidates {
-            named,
+            named: self.named(variable("TORTIE_STORE"))?,
             lab: lab().map(|lab| {
                 let (folder, state) = lab.state();
                 (lab, folder, state)
@@ -153,17 +146,31 @@ impl StoreArguments {
         candidates.choose()
     }
 
-    /// The datastore as calicoctl finds it, if --store does not name it.
-    fn calicoctl(&self) -> anyhow::Result<Option<CalicoStore>> {
-        if self.store.is_some() {
-            return Ok(None);
+    /// The datastore that an option or a variable names, and whether it is a variable. `variable` is the value of `TORTIE_STORE`, which
+    /// is also in `store` unless the option is given; without text it names none.
+    fn named(&self, variable: Option<String>) -> anyhow::Result<Option<(Choice, bool)>> {
+        let is_variable = self.store == variable;
+        let address = self.store.as_ref().filter(|address| !(is_variable && address.is_empty()));
+        match (address, &self.config) {
+            (Some(address), _) if address.is_empty() => {
+                bail!("--store names no datastore; name one, or remove the option")
+            }
+            (Some(_), Some(_)) if !is_variable => {
+                bail!("--store and --config name a datastore each; remove one of them")
+            }
+            (_, Some(file)) => {
+                let found = calicoctl::of_file(&crate::filenames::read(file)?);
+                let found = found.map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))?;
+                Ok(Some((Choice::Calicoctl(found), false)))
+            }
+            (Some(address), None) => Ok(Some((Choice::Address(address.clone()), is_variable))),
+            (None, None) => {
+                let found = calicoctl::of_environment(|name| std::env::var(name).ok());
+                let found =
+                    found.map_err(|problem| anyhow::anyhow!("the environment of calicoctl: {problem}"))?;
+                Ok(found.map(|found| (Choice::Calicoctl(found), true)))
+            }
         }
-        let Some(file) = &self.config else {
-            let found = calicoctl::of_environment(|name| std::env::var(name).ok());
-            return found.map_err(|problem| anyhow::anyhow!("the environment of calicoctl: {problem}"));
-        };
-        let found = calicoctl::of_file(&crate::filenames::read(file)?);
-        found.map(Some).map_err(|problem| anyhow::anyhow!("{}: {problem}", file.display()))
     }
 
     /// Opens the datastore if it is a Kubernetes API.
@@ -203,7 +210,7 @@ impl StoreArguments {
     }
 
     fn ensure_named(&self) -> anyhow::Result<()> {
-        if self.store.is_none() && self.calicoctl()?.is_none() {
+        if self.named(std::env::var("TORTIE_STORE").ok())?.is_none() {
             bail!("say which datastore with --store or TORTIE_STORE");
         }
         Ok(())
@@ -271,6 +278,8 @@ impl StoreArguments {
 
     /// Refuses an option that the datastore does not use: its user expects that it has an effect.
     fn refuse_unused(&self, choice: &Choice) -> anyhow::Result<()> {
+        // First, because the other errors show the address.
+        choice.etcd_members().iter().try_for_each(|url| refuse_credentials(url))?;
         let has_groups = kubernetes_of(choice).is_some();
         let Choice::Address(address) = choice else {
             if self.calico_group.is_some() && !has_groups {
@@ -396,6 +405,43 @@ mod tests {
         of("kubernetes:/k").refuse_copies().unwrap();
     }
 
+    #[test]
+    fn an_option_comes_before_a_variable_and_an_empty_variable_names_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("calicoctl.cfg");
+        let text = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nspec:\n  kubeconfig: /c\n";
+        std::fs::write(&file, text).unwrap();
+        for (store, variable, has_config, expected) in [
+            (None, None, true, "kubernetes:/c false"),
+            (Some("unix:/s"), None, false, "unix:/s false"),
+            (Some("unix:/s"), Some("unix:/v"), false, "unix:/s false"),
+            (Some("unix:/v"), Some("unix:/v"), false, "unix:/v true"),
+            (Some("unix:/v"), Some("unix:/v"), true, "kubernetes:/c false"),
+            (Some("unix:/s"), None, true, "--store and --config name a datastore each; remove one of them"),
+            (
+                Some("unix:/s"),
+                Some("unix:/v"),
+                true,
+                "--store and --config name a datastore each; remove one of them",
+            ),
+            (Some(""), Some(""), true, "kubernetes:/c false"),
+            (Some(""), Some(""), false, "none"),
+            (Some(""), None, false, "--store names no datastore; name one, or remove the option"),
+        ] {
+            let arguments = StoreArguments {
+                store: store.map(str::to_owned),
+                config: has_config.then(|| file.clone()),
+                ..StoreArguments::default()
+            };
+            let named = match arguments.named(variable.map(str::to_owned)) {
+                Ok(Some((choice, is_variable))) => format!("{choice} {is_variable}"),
+                Ok(None) => "none".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            assert_eq!(named, expected, "{store:?} {variable:?} {has_config}");
+        }
+    }
+
     /// `open` reads no file and connects to nothing before these errors.
     #[tokio::test]
     async fn options_without_effect_are_errors() {
@@ -405,6 +451,7 @@ mod tests {
             ("tls:h:1", file(), Some("root"), "--etcd-user has no effect"),
             ("unix:/s", file(), None, "--tls-key has no effect"),
             ("etcd:http://h:1", file(), None, "--tls-key has no effect"),
+            ("etcd:http://u:p@h:1", file(), None, "endpoint http://h:1 of etcd has a user or a password"),
             ("etcd:http://h:1,https://h:2", file(), None, "mixes http and https"),
             ("etcd:https://h:2", None, None, "needs --tls-authority"),
             ("tls:h:1", None, None, "needs --tls-authority"),

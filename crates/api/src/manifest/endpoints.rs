@@ -1,5 +1,7 @@
 //! Endpoints (`v1`): Kubernetes mirrors them into EndpointSlices if their Service has no selector.
 
+use std::fmt;
+
 use serde_json::{Value, json};
 
 use super::{Object, Origin, Problem, object};
@@ -36,10 +38,17 @@ impl Skipped {
 
 /// Endpoints, with the slices that mirror them.
 pub(super) struct Endpoints {
-    service: Key,
+    pub(super) service: Key,
+    pub(super) origin: Origin,
     pub(super) slices: Vec<Object>,
     /// Their record if they are not mirrored.
     pub(super) skipped: Skipped,
+}
+
+impl fmt::Display for Endpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoints {}/{}", self.service.namespace, self.service.name)
+    }
 }
 
 impl Endpoints {
@@ -89,7 +98,18 @@ impl Endpoints {
                 slices.push(slice.map_err(|all| all.into_iter().map(of_subset).collect::<Vec<_>>())?);
             }
         }
-        Ok(Self { service, slices, skipped })
+        Ok(Self {
+            service,
+            origin: Origin { file: file.to_owned(), line: document.lines.first },
+            slices,
+            skipped,
+        })
+    }
+
+    /// Whether others have equal slices.
+    pub(super) fn has_slices_of(&self, other: &Self) -> bool {
+        let values = |of: &Self| of.slices.iter().map(|slice| slice.value.clone()).collect::<Vec<_>>();
+        values(self) == values(other)
     }
 
     /// Whether Kubernetes mirrors them: their Service exists, has no selector, and has no slices.

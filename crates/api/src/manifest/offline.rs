@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
+use super::differing::Differing;
 use super::endpoints::{Endpoints, Skipped};
 use super::meaning::{self, Meaning, WORKLOAD_GROUPS};
 use super::unread::{self, CouldChange, Unread};
@@ -52,19 +53,6 @@ pub struct Settled {
     pub differing: Vec<Differing>,
     /// Notes about how the manifests were read.
     pub notes: Vec<String>,
-}
-
-/// An object that is given in two forms, of which the later one counts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Differing {
-    /// Kind, namespace and name.
-    pub object: String,
-    /// The place of the form that counts.
-    pub origin: Origin,
-    /// Both places, in words.
-    pub problem: String,
-    /// Verdicts that could be others with the other form.
-    pub could_change: CouldChange,
 }
 
 /// A reference to an object, as in `ownerReferences`.
@@ -337,7 +325,7 @@ impl Offline {
         }
         if api_version == "v1" && document.value["kind"] == "Endpoints" {
             match Endpoints::read(file, &document, Skipped::new(file, &document)) {
-                Ok(read) => self.endpoints.push(read),
+                Ok(read) => problems.extend(self.add_endpoints(file, &document, read)),
                 Err(more) => problems.extend(more),
             }
             return problems;
@@ -369,12 +357,30 @@ impl Offline {
         problems
     }
 
+    /// Adds Endpoints, or replaces those of the same name.
+    fn add_endpoints(&mut self, file: &str, document: &Document, endpoints: Endpoints) -> Option<Problem> {
+        let Some(first) = self.endpoints.iter_mut().find(|first| first.service == endpoints.service) else {
+            self.endpoints.push(endpoints);
+            return None;
+        };
+        if self.is_strict {
+            let error = FieldError::new("", format!("the object was given before, at {}", first.origin));
+            return Some(problem(file, document, &endpoints.to_string(), error));
+        }
+        if !first.has_slices_of(&endpoints) {
+            let of = unread::could_change(&document.value);
+            self.differing.push(Differing::at(endpoints.to_string(), &first.origin, &endpoints.origin, of));
+        }
+        *first = endpoints;
+        None
+    }
+
     /// Adds a workload, or replaces the one with this number, which was given before.
     fn add_workload(&mut self, first: Option<usize>, workload: GivenWorkload) {
         match first.and_then(|first| self.workloads.get_mut(first)) {
             None => self.workloads.push(workload),
             Some(first) => {
-                if first.pod.value != workload.pod.value {
+                if first.pod.value != workload.pod.value || first.is_replicated != workload.is_replicated {
                     let name = first.of.to_string();
                     self.differing.push(Differing::new(name, &first.pod, &workload.pod));
                 }
@@ -445,16 +451,6 @@ fn problem_of_the_whole(file: &str, document: &Document) -> Option<(Problem, boo
             let text = format!("{api_version} {kind} is not evaluated, and could change {could_change}");
             found("kind", text).map(|problem| (problem, true))
         }
-    }
-}
-
-impl Differing {
-    fn new(object: String, first: &Object, second: &Object) -> Self {
-        let (one, other) = (unread::could_change(&first.value), unread::could_change(&second.value));
-        let places = [&first.origin, &second.origin];
-        let problem =
-            format!("is given twice, and differently, at {} and {}: the latter counts", places[0], places[1]);
-        Self { object, origin: second.origin.clone(), problem, could_change: one.and(other) }
     }
 }
 

@@ -210,14 +210,14 @@ fn of_kept(kind: Kind, namespace: &str, value: &Value) -> CouldChange {
             Some(namespace) => CouldChange::Ends { namespace, addresses: Vec::new() },
             None => CouldChange::Everything,
         },
-        Kind::ServiceAccount
-        | Kind::Deployment
+        Kind::ServiceAccount => CouldChange::Ends { namespace, addresses: Vec::new() },
+        Kind::Deployment
         | Kind::ReplicaSet
         | Kind::StatefulSet
         | Kind::DaemonSet
         | Kind::ReplicationController
         | Kind::Job
-        | Kind::CronJob => CouldChange::Ends { namespace, addresses: Vec::new() },
+        | Kind::CronJob => of_workload(namespace, value),
         Kind::Pod => of_pod(namespace, value),
         Kind::Service => service(name("/metadata/name")),
         Kind::EndpointSlice => {
@@ -272,11 +272,44 @@ fn of_pod(namespace: String, value: &Value) -> CouldChange {
     if wrong {
         return CouldChange::Everything;
     }
-    let mut addresses = Vec::new();
+    let Some(mut addresses) = annotated_addresses(value.pointer("/metadata/annotations")) else {
+        return CouldChange::Everything;
+    };
     add_addresses(value, &mut addresses);
     addresses.sort_unstable();
     addresses.dedup();
     CouldChange::Ends { namespace, addresses }
+}
+
+fn of_workload(namespace: String, value: &Value) -> CouldChange {
+    let templates = ["/spec/template", "/spec/jobTemplate/spec/template"];
+    let annotations = templates.map(|template| value.pointer(&format!("{template}/metadata/annotations")));
+    let addresses: Option<Vec<_>> = annotations.into_iter().map(annotated_addresses).collect();
+    match addresses {
+        Some(addresses) => CouldChange::Ends { namespace, addresses: addresses.concat() },
+        None => CouldChange::Everything,
+    }
+}
+
+/// The addresses that annotations give to a pod: lists in JSON, and those of the CNI plugin separated by commas. `None` if one cannot
+/// be read.
+fn annotated_addresses(annotations: Option<&Value>) -> Option<Vec<IpAddr>> {
+    const ANNOTATIONS: [&str; 5] = ["ipAddrs", "ipAddrsNoIpam", "floatingIPs", "podIP", "podIPs"];
+    let mut addresses = Vec::new();
+    for name in ANNOTATIONS {
+        let annotation = annotations.and_then(|all| all.get(format!("cni.projectcalico.org/{name}")));
+        let text = match annotation {
+            None | Some(Value::Null) => continue,
+            Some(text) => text.as_str()?,
+        };
+        let of_json = serde_json::from_str::<Vec<String>>(text).ok();
+        let parts = of_json.unwrap_or_else(|| text.split(',').map(|part| part.trim().to_owned()).collect());
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            let network = || part.parse::<IpNet>().ok().map(|network| network.addr());
+            addresses.push(part.parse().ok().or_else(network)?);
+        }
+    }
+    Some(addresses)
 }
 
 /// Adds every address in a document, under whatever name, except for those of nodes.
@@ -367,6 +400,30 @@ mod tests {
                 addresses: vec![ip.parse().unwrap()],
             });
             assert_eq!(could_change(&value), expected, "{value}");
+        }
+        for (annotation, text, expected) in [
+            ("ipAddrs", json!("[\"10.0.0.1\"]"), Some(&["10.0.0.1"][..])),
+            ("ipAddrs", json!("[\"10.0.0.x\"]"), None),
+            ("ipAddrs", json!("[\"10.0.0.1\""), None),
+            ("ipAddrsNoIpam", json!(""), Some(&[])),
+            ("podIP", json!("10.0.0.1/32"), Some(&["10.0.0.1"])),
+            ("podIPs", json!("10.0.0.1/32,fd00::1/128"), Some(&["10.0.0.1", "fd00::1"])),
+            ("podIPs", json!(7), None),
+        ] {
+            let annotations = json!({(format!("cni.projectcalico.org/{annotation}")): text});
+            let expected = expected.map_or(all.clone(), |addresses| CouldChange::Ends {
+                namespace: "shop".to_owned(),
+                addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+            });
+            let mut metadata = in_shop();
+            metadata["annotations"] = annotations.clone();
+            let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
+            assert_eq!(could_change(&pod), expected, "{pod}");
+            let template = json!({"metadata": {"annotations": annotations}});
+            let spec = json!({"jobTemplate": {"spec": {"template": template}}});
+            let job =
+                json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": in_shop(), "spec": spec});
+            assert_eq!(could_change(&job), expected, "{job}");
         }
         assert_eq!(could_change(&json!({"kind": "Pod", "metadata": {"namespace": "shop"}})), all);
         assert_eq!(could_change(&json!({"apiVersion": "v1", "metadata": {"namespace": "shop"}})), all);

@@ -62,9 +62,7 @@ impl<L> Candidates<L> {
                 if let Some((_, folder, LabState::Running)) = &lab {
                     others.push(format!("the lab in {}", folder.display()));
                 }
-                if !matches!(&choice, Choice::Address(address) if address.starts_with("kubernetes"))
-                    && !matches!(choice, Choice::Calicoctl(CalicoStore::Kubernetes(_)))
-                {
+                if !kubectl.as_ref().is_some_and(|config| choice.is_of(config)) {
                     kubectl_other(&mut others);
                 }
             }
@@ -94,6 +92,40 @@ impl<L> Candidates<L> {
             None => bail!(
                 "name the datastore with --store or TORTIE_STORE: there is no kubeconfig (KUBECONFIG, ~/.kube/config) either"
             ),
+        }
+    }
+}
+
+impl<L> Choice<L> {
+    /// The addresses of the members, if it is etcd.
+    pub(super) fn etcd_members(&self) -> Vec<&str> {
+        match self {
+            Self::Address(address) => {
+                address.strip_prefix("etcd:").map_or_else(Vec::new, |urls| urls.split(',').collect())
+            }
+            Self::Calicoctl(CalicoStore::Etcd(settings)) => {
+                settings.endpoints().iter().map(String::as_str).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether it is certainly the Kubernetes API that kubectl would use.
+    fn is_of(&self, kubectl: &KubectlConfig) -> bool {
+        let file = match self {
+            Self::Address(address) => match address.strip_prefix("kubernetes") {
+                Some("") => return true,
+                Some(file) => file.strip_prefix(':').map(Path::new),
+                None => None,
+            },
+            Self::Calicoctl(CalicoStore::Kubernetes(None)) | Self::Kubectl(_) => return true,
+            Self::Calicoctl(CalicoStore::Kubernetes(Some(file))) => Some(file.as_path()),
+            Self::Calicoctl(CalicoStore::Etcd(_)) | Self::Lab(..) => None,
+        };
+        match kubectl {
+            KubectlConfig::Variable(files) => file == Some(Path::new(files)),
+            KubectlConfig::Home(home) => file == Some(home.as_path()),
+            KubectlConfig::Pod => false,
         }
     }
 }
@@ -167,7 +199,16 @@ mod tests {
             // An option leaves no doubt.
             (Some("unix:/s"), false, LabState::Running, true, "unix:/s", &[][..]),
             (Some("unix:/s"), true, LabState::Running, true, "unix:/s", &[lab, CLUSTER][..]),
-            (Some("kubernetes:/k"), true, LabState::Running, true, "kubernetes:/k", &[lab]),
+            (Some("kubernetes:/k"), true, LabState::Running, true, "kubernetes:/k", &[lab, CLUSTER]),
+            (
+                Some("kubernetes:/root/.kube/config"),
+                true,
+                LabState::Absent,
+                true,
+                "kubernetes:/root/.kube/config",
+                &[],
+            ),
+            (Some("kubernetes"), true, LabState::Absent, true, "kubernetes", &[]),
             (Some("unix:/s"), true, LabState::Ended, false, "unix:/s", &[]),
             (None, false, LabState::Running, true, lab, &[CLUSTER]),
             (None, false, LabState::Running, false, lab, &[]),

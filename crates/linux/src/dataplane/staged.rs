@@ -7,6 +7,9 @@
 //! their programs again, in the order of [`Slot`]s. At any moment each endpoint is in its state before, closed, or in
 //! its state after, and no endpoint is in its state before while another is in its state after. Only established
 //! flows that untracked policies deny, before and after, may continue meanwhile.
+//!
+//! A transaction is not one instant for packets: its rules count before its ranges do. So new chains and new sets of ranges come in an
+//! earlier transaction than what leads to them.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -43,12 +46,14 @@ impl PolicyTable {
             if let Some(steps) = self.encode_if_fitting(steps) {
                 return self.put_steps(&mut actual.clone(), steps);
             }
-        } else {
-            let at_once = self.nft.encode(diff(&self.config.table, new, actual.as_ref()));
+        } else if actual.is_none() {
+            // Nothing was in force, so a packet that meets a rule without its ranges passes no earlier rule.
+            let at_once = self.nft.encode(diff(&self.config.table, new, None));
             if self.nft.fits(&at_once) {
                 return self.commit(at_once);
             }
         }
+        let replaced = actual.as_ref().is_some_and(|actual| !changeable(new, actual));
         let mut kernel = match actual {
             Some(actual) if changeable(new, &actual) => {
                 let mut kernel = actual;
@@ -67,8 +72,15 @@ impl PolicyTable {
                 skeleton
             }
         };
-        let ops = by_slot(changes(new, &kernel), |map| new.sets.contains_key(map));
-        let transactions = self.put_in_order(&mut kernel, ops)?;
+        let stages = by_slot(changes(new, &kernel), |map| new.sets.contains_key(map));
+        let transactions = self.put_stages(&mut kernel, stages)?;
+        if replaced {
+            tracing::warn!(
+                transactions,
+                "a table of another form was replaced; all pods were closed until the new one was complete"
+            );
+            return Ok(());
+        }
         tracing::warn!(
             transactions,
             "the table did not fit in one nftables transaction; all pods were closed until it was complete. Root, or \
@@ -89,8 +101,8 @@ impl PolicyTable {
         self.put_in_order(kernel, closing(kernel, |key| pods.contains(key), &hosts))?;
         self.desired_table.open(&interfaces, &self.config, &mut change);
         let Steps { prepare, switch, clear } = change.steps(kernel);
-        let ops = by_slot([prepare, switch, clear].concat(), |map| change.has_set(kernel, map));
-        let transactions = self.put_in_order(kernel, ops)?;
+        let stages = by_slot([prepare, switch, clear].concat(), |map| change.has_set(kernel, map));
+        let transactions = self.put_stages(kernel, stages)?;
         tracing::warn!(
             transactions,
             pods = pods.len(),
@@ -103,11 +115,11 @@ impl PolicyTable {
     /// Encodes the steps, if each of them fits in one transaction.
     fn encode_if_fitting(&self, steps: Steps) -> Option<EncodedSteps> {
         let Steps { prepare, switch, clear } = steps;
-        let has_new_chains = prepare.iter().any(|op| matches!(op, Op::AddChain(..)));
+        let comes_first = prepare.iter().any(is_late);
         let boundary = prepare.len();
         // Encoded together, so that the ids of anonymous sets are unique if both are sent in one transaction.
         let both = self.encode([prepare, switch].concat());
-        let first = if has_new_chains || !self.nft.fits(&both) {
+        let first = if comes_first || !self.nft.fits(&both) {
             let (prepare, switch) = both.split_at(boundary);
             vec![prepare, switch]
         } else {
@@ -165,6 +177,11 @@ impl PolicyTable {
         self.commit(changes)
     }
 
+    /// Commits both stages in transactions of their own, because of [`is_late`].
+    fn put_stages(&mut self, kernel: &mut Table, [first, leading]: [Vec<Op>; 2]) -> Result<usize> {
+        Ok(self.put_in_order(kernel, first)? + self.put_in_order(kernel, leading)?)
+    }
+
     fn put_in_order(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<usize> {
         if ops.is_empty() {
             return Ok(0);
@@ -192,6 +209,17 @@ struct EncodedSteps {
     /// The preparation and the switch: one transaction if packets cannot notice the difference, otherwise two.
     first: Vec<Encoded>,
     clear: Encoded,
+}
+
+/// Whether a packet may meet the rules of the same transaction and not this addition. The kernel makes the rules of a transaction current
+/// first, and then replaces the ranges of its sets (`set->ops->commit` in `nf_tables_commit`): those of concatenations in all versions,
+/// and those of single fields in newer ones (`nft_set_rbtree.c` of Linux 6.18.44). A packet in between finds no range of a new set.
+fn is_late(op: &Op) -> bool {
+    match op {
+        Op::AddChain(..) => true,
+        Op::AddElements(_, spec, _) => spec.interval,
+        _ => false,
+    }
 }
 
 /// The changes that close interfaces: the selected ones of pods, and these of host endpoints, including those that
@@ -233,17 +261,16 @@ fn host_interfaces(table: &Table) -> BTreeSet<Key> {
     maps.flat_map(|map| map.elements.keys()).copied().collect()
 }
 
-/// The same changes, reordered: those that lead interfaces to programs come last, in the order of slots. `stays` says
+/// The changes in two stages: those that lead interfaces to programs come last, in the order of slots. `stays` says
 /// whether a map exists afterwards.
-fn by_slot(ops: Vec<Op>, stays: impl Fn(&str) -> bool) -> Vec<Op> {
+fn by_slot(ops: Vec<Op>, stays: impl Fn(&str) -> bool) -> [Vec<Op>; 2] {
     let slot = |op: &Op| match op {
         Op::AddElements(map, ..) | Op::DeleteElements(map, ..) if stays(map) => Slot::of_programs(map),
         _ => None,
     };
-    let (mut leading, mut ops): (Vec<_>, Vec<_>) = ops.into_iter().partition(|op| slot(op).is_some());
+    let (mut leading, first): (Vec<_>, Vec<_>) = ops.into_iter().partition(|op| slot(op).is_some());
     leading.sort_by_key(slot);
-    ops.extend(leading);
-    ops
+    [first, leading]
 }
 
 /// The base chains and the chains that they jump to directly, without endpoints, with these interfaces of hosts

@@ -287,6 +287,7 @@ impl Failure {
 
 impl Member {
     fn new(address: String, tls: Option<&Arc<Reloaded<ClientConfig>>>) -> Result<Self, StoreError> {
+        refuse_credentials(&address)?;
         let unusable = |error: &dyn std::fmt::Display| {
             StoreError::Unavailable(format!("the endpoint {address} of etcd: {error}"))
         };
@@ -311,6 +312,21 @@ impl Member {
             _ => bounded(Endpoint::from(uri.clone())).connect_timeout(CONNECT_TIMEOUT).connect_lazy(),
         };
         Ok(Self { address, channel })
+    }
+}
+
+/// Refuses an address of etcd with a user or a password. The client would not use them, and messages with the address would show them.
+///
+/// # Errors
+/// The address has them; the error does not show them.
+pub fn refuse_credentials(address: &str) -> Result<(), StoreError> {
+    let (scheme, rest) = address.split_once("://").unwrap_or(("http", address));
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    match authority.rsplit_once('@') {
+        None => Ok(()),
+        Some((_, host)) => Err(StoreError::Unavailable(format!(
+            "the endpoint {scheme}://{host} of etcd has a user or a password before its host; remove them from the address, and give them separately"
+        ))),
     }
 }
 

@@ -18,7 +18,7 @@ use futures::StreamExt;
 use serde_json::Value;
 use tortie_api::{Key, Kind, Position, Positions};
 
-pub use client::{Etcd, EtcdConfig, Login};
+pub use client::{Etcd, EtcdConfig, Login, refuse_credentials};
 pub use entries::{Condition, Entries, Entry, EntryChange, EtcdLease};
 use history::Witnesses;
 use message::{

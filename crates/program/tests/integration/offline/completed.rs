@@ -194,6 +194,16 @@ fn no_workload_hides_another() {
     let note = "note: Deployment shop/web is given twice, and differently, at c.yml:9 and c.yml:11: the latter counts";
     // Only one of the two can be in the cluster.
     assert!(code == 3 && err.contains(note), "{out}{err}");
+    // With one replica, no pod of it has another one of the same labels.
+    let replicas = |count: &str| {
+        workload("Deployment", "x")
+            .replace("spec: {template", &format!("spec: {{replicas: {count}, template"))
+    };
+    for (one, other, expected) in [("1", "3", 3), ("2", "3", 0)] {
+        let twice = [shop, &replicas(one), &replicas(other)].concat();
+        let (code, out, err) = run(&twice, &["explain", "shop/front", "shop/web"]);
+        assert!(code == expected && (code == 0 || err.contains(note)), "{one} {other}: {out}{err}");
+    }
     let (_, out, err) = run(&twice, &["validate"]);
     assert!(out.contains("Deployment shop/web: the object was given before, at c.yml:9"), "{out}{err}");
 }
