@@ -44,6 +44,9 @@ fn what_others_write_on_packets_is_not_taken_for_a_class() {
         port: 30_053,
     };
     services.frontends.insert(key, frontend(&full, FrontendKind::NodePort, TrafficPolicy::Cluster));
+    // Its backend is elsewhere, so only pods and the node reach it.
+    let local = frontend(&full, FrontendKind::NodePort, TrafficPolicy::Local);
+    services.frontends.insert(FrontendKey { port: 30_054, ..key }, local);
     services.node_ports.insert(tortie_api::net::IpVersion::V4, NodePortPlace::AllLocal);
     node.namespace.run(|| table.apply(&everything(&services))).unwrap().unwrap();
     // 1:1 is the class of IPv4 frontends with one backend, 3:1 that of node ports.
@@ -64,8 +67,14 @@ fn what_others_write_on_packets_is_not_taken_for_a_class() {
                 }}"
             ),
         );
-        let begins =
-            [to("10.96.0.1", 53), to("10.96.0.2", 53), to("203.0.113.99", 53), to("192.0.2.1", 30_053)];
+        let source = "203.0.113.5".parse().unwrap();
+        let begins = [
+            to("10.96.0.1", 53),
+            to("10.96.0.2", 53),
+            to("203.0.113.99", 53),
+            to("192.0.2.1", 30_053),
+            Begin { sender: Sender::Other, source, ..to("192.0.2.1", 30_054) },
+        ];
         let fates = node.fates(&begins);
         let arrived = |number: usize, at: &str| {
             let to: std::net::IpAddr = at.parse().unwrap();
@@ -78,5 +87,6 @@ fn what_others_write_on_packets_is_not_taken_for_a_class() {
         assert_eq!(fates[1], Some(Fate::Refused), "{class}: {fates:?}");
         arrived(2, "203.0.113.99");
         arrived(3, "10.0.0.4");
+        assert_eq!(fates[4], None, "{class}: {fates:?}");
     }
 }
