@@ -20,6 +20,7 @@ pub mod mixed;
 pub mod programs;
 pub mod random;
 mod repeat;
+pub mod services;
 mod stateful;
 mod update;
 pub mod warnings;

@@ -15,11 +15,14 @@ use tortie_kernel::{interface_index, sysctl};
 use crate::frames;
 
 /// The hardware address of everything behind a link.
-pub(crate) const OTHERS: MacAddress = MacAddress([2, 0, 0, 0, 0, 9]);
+pub const OTHERS: MacAddress = MacAddress([2, 0, 0, 0, 0, 9]);
 
 /// The kernel parameters of nodes that forward for pods of both families, without ICMP redirects, because redirects
 /// repeat the packet with its tag.
-pub(crate) fn node_parameters() -> Result<()> {
+///
+/// # Errors
+/// An error of the kernel.
+pub fn node_parameters() -> Result<()> {
     for (name, value) in [
         ("net/ipv6/conf/all/forwarding", "1"),
         ("net/ipv4/conf/all/rp_filter", "0"),
@@ -34,19 +37,20 @@ pub(crate) fn node_parameters() -> Result<()> {
 
 /// Restricts the calling thread, and the threads that it starts from then on, to one processor, so that all of their
 /// packets go through one queue and keep their order.
-pub(crate) fn keep_to_one_processor() -> Result<()> {
+///
+/// # Errors
+/// An error of the kernel.
+pub fn keep_to_one_processor() -> Result<()> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     Ok(rustix::thread::sched_setaffinity(None, &one)?)
 }
 
 /// A cable whose other end the test reads and writes.
-pub(crate) fn end(
-    node: &NetNs,
-    near: (&str, MacAddress),
-    outside: &NetNs,
-    name: &str,
-) -> Result<Arc<PacketSocket>> {
+///
+/// # Errors
+/// An error of the kernel.
+pub fn end(node: &NetNs, near: (&str, MacAddress), outside: &NetNs, name: &str) -> Result<Arc<PacketSocket>> {
     cable(node, near, outside, (name, OTHERS))?;
     let socket = outside.run(|| PacketSocket::open(interface_index(name)?))??;
     socket.set_receive_buffer(8 << 20)?;

@@ -20,6 +20,19 @@ pub enum Error {
         #[source]
         failure: Box<tortie_kernel::Error>,
     },
+    /// The kernel refused the table of Services.
+    #[error(
+        "Services are not as they should be on this node: the nftables table inet {table} cannot be written: {failure}; {remedy}. Tortie tries again"
+    )]
+    ServicesRefused {
+        /// The name of the table.
+        table: String,
+        /// What to do.
+        remedy: String,
+        /// The refusal.
+        #[source]
+        failure: Box<tortie_kernel::Error>,
+    },
     /// The results of CNI plugins cannot be read.
     #[error(
         "the CNI results of the container runtime in {folder} cannot be read: {source}; let the agent read the folder, or name \
@@ -101,7 +114,7 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Kernel(failure) => failure.errno(),
-            Self::ModuleMissing { failure, .. } => failure.errno(),
+            Self::ModuleMissing { failure, .. } | Self::ServicesRefused { failure, .. } => failure.errno(),
             Self::LinkTaken { .. }
             | Self::CalicoRuns { .. }
             | Self::CalicoMissing

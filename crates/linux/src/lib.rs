@@ -10,7 +10,9 @@ pub mod flannel;
 mod foreign_chains;
 mod learned_routes;
 mod pod_mtu;
+mod quiescence;
 mod removal;
+pub mod services;
 mod underlay;
 pub mod wire;
 
@@ -22,6 +24,7 @@ pub use error::Error;
 pub use learned_routes::LearnedRoutes;
 pub use pod_mtu::PodMtu;
 pub use removal::{hand_over_to_calico, remove_all};
+pub use services::{ServiceTable, ServicesConfig};
 pub use underlay::{AddressWatch, interfaces, prefix_length, watch_addresses};
 
 /// The result type of this crate.

@@ -1,6 +1,6 @@
 //! Encodes and decodes expressions and verdicts (`linux/netfilter/nf_tables.h`).
 
-use super::expr::{CmpOp, Expr, Header, MetaKey, NatFamily, Register, SetRef};
+use super::expr::{CmpOp, CtKey, Expr, Header, MetaKey, NatFamily, Register, SetRef};
 use super::set::Set;
 use super::table::Count;
 use super::verdict::{Reject, Verdict};
@@ -60,7 +60,9 @@ fn known_name(expr: &Expr) -> &str {
     match expr {
         Expr::Payload { .. } => "payload",
         Expr::Meta { .. } | Expr::SetMeta { .. } => "meta",
-        Expr::CtState { .. } => "ct",
+        Expr::CtState { .. } | Expr::Ct { .. } => "ct",
+        Expr::Random { .. } => "numgen",
+        Expr::NetworkOrder { .. } => "byteorder",
         Expr::Cmp { .. } => "cmp",
         Expr::Range { .. } => "range",
         Expr::Bitwise { .. } => "bitwise",
@@ -69,7 +71,7 @@ fn known_name(expr: &Expr) -> &str {
         Expr::Counter => "counter",
         Expr::Reject(_) => "reject",
         Expr::Log { .. } => "log",
-        Expr::Masquerade => "masq",
+        Expr::Masquerade | Expr::MasqueradeToRandomPort => "masq",
         Expr::DestinationNat { .. } => "nat",
         Expr::Notrack => "notrack",
         Expr::Fib { .. } => "fib",
@@ -85,7 +87,20 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
         }
         Expr::Meta { register, key } => put_numbers(to, &[(1, number(*register)), (2, *key as u32)]),
         Expr::SetMeta { register, key } => put_numbers(to, &[(2, *key as u32), (3, number(*register))]),
-        Expr::CtState { register } => put_numbers(to, &[(1, number(*register)), (2, 0)]),
+        Expr::CtState { register } => put_numbers(to, &[(1, number(*register)), (2, CT_STATE)]),
+        Expr::Ct { register, key } => {
+            put_numbers(to, &[(1, number(*register)), (2, *key as u32)]);
+            if *key != CtKey::Status {
+                put(to, 3, &[CT_ORIGINAL]);
+            }
+        }
+        Expr::Random { register, modulus } => {
+            put_numbers(to, &[(1, number(*register)), (2, *modulus), (3, NUMGEN_RANDOM)]);
+        }
+        Expr::NetworkOrder { register } => {
+            let register = number(*register);
+            put_numbers(to, &[(1, register), (2, register), (3, TO_NETWORK), (4, 4), (5, 4)]);
+        }
         Expr::Cmp { register, op, value } => {
             put_numbers(to, &[(1, number(*register)), (2, *op as u32)]);
             put_value(to, 3, value);
@@ -124,6 +139,7 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
             put_verdict(to, 2, verdict);
         }
         Expr::Counter | Expr::Masquerade | Expr::Notrack => {}
+        Expr::MasqueradeToRandomPort => put_numbers(to, &[(1, RANDOM_PORT)]),
         Expr::DestinationNat { family, address, port } => {
             put_numbers(to, &[(1, NAT_DESTINATION), (2, family.number())]);
             put_numbers(to, &[(3, number(*address)), (5, number(*port))]);
@@ -150,6 +166,16 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
 
 const VERDICT_REGISTER: u32 = 0;
 const LOOKUP_INVERT: u32 = 1;
+/// `NFT_CT_STATE`
+const CT_STATE: u32 = 0;
+/// `IP_CT_DIR_ORIGINAL`
+const CT_ORIGINAL: u8 = 0;
+/// `NFT_NG_RANDOM`
+const NUMGEN_RANDOM: u32 = 1;
+/// `NFT_BYTEORDER_HTON`
+const TO_NETWORK: u32 = 1;
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`
+const RANDOM_PORT: u32 = 0x10;
 /// `NFT_NAT_DNAT`
 const NAT_DESTINATION: u32 = 1;
 const REJECT_TCP_RESET: u32 = 1;
@@ -224,7 +250,16 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
                 None => Expr::SetMeta { register: register_at(3)?, key },
             }
         }
-        "ct" => (data.u32_be(2)? == 0).then_some(Expr::CtState { register: register_at(1)? })?,
+        "ct" => connection(data)?,
+        "numgen" => {
+            (data.u32_be(3)? == NUMGEN_RANDOM && data.u32_be(4).unwrap_or(0) == 0).then_some(())?;
+            Expr::Random { register: register_at(1)?, modulus: data.u32_be(2)? }
+        }
+        "byteorder" => {
+            let is_known = data.u32_be(1) == data.u32_be(2)
+                && [3, 4, 5].map(|kind| data.u32_be(kind)) == [Some(TO_NETWORK), Some(4), Some(4)];
+            is_known.then_some(Expr::NetworkOrder { register: register_at(1)? })?
+        }
         "cmp" => Expr::Cmp {
             register: register_at(1)?,
             op: CMP_OPS.into_iter().find(|op| Some(*op as u32) == data.u32_be(2))?,
@@ -263,7 +298,11 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
             let group = u16::from_be_bytes(data.get(1)?.try_into().ok()?);
             Expr::Log { group, prefix: data.text(2).unwrap_or_default() }
         }
-        "masq" => data.0.is_empty().then_some(Expr::Masquerade)?,
+        "masq" if data.0.is_empty() => Expr::Masquerade,
+        "masq" => {
+            let is_known = data.u32_be(1) == Some(RANDOM_PORT) && data.get(2).is_none();
+            is_known.then_some(Expr::MasqueradeToRandomPort)?
+        }
         "nat" => nat(data)?,
         "notrack" => Expr::Notrack,
         "fib" => Expr::Fib { register: register_at(1)?, result: data.u32_be(2)?, flags: data.u32_be(3)? },
@@ -271,8 +310,32 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
     })
 }
 
-const META_KEYS: [MetaKey; 5] =
-    [MetaKey::Mark, MetaKey::InputInterface, MetaKey::OutputInterface, MetaKey::NfProto, MetaKey::L4Proto];
+const META_KEYS: [MetaKey; 6] = [
+    MetaKey::Priority,
+    MetaKey::Mark,
+    MetaKey::InputInterface,
+    MetaKey::OutputInterface,
+    MetaKey::NfProto,
+    MetaKey::L4Proto,
+];
+
+/// The parts of a connection, and the direction that the kernel says of each.
+const CT_KEYS: [(CtKey, Option<u8>); 4] = [
+    (CtKey::Status, None),
+    (CtKey::OriginalIpv4Destination, Some(CT_ORIGINAL)),
+    (CtKey::OriginalIpv6Destination, Some(CT_ORIGINAL)),
+    (CtKey::OriginalDestinationPort, Some(CT_ORIGINAL)),
+];
+
+fn connection(data: Attributes<'_>) -> Option<Expr> {
+    let register = register(data.u32_be(1)?)?;
+    let (number, direction) = (data.u32_be(2)?, data.get(3).and_then(|bytes| bytes.first().copied()));
+    if number == CT_STATE {
+        return Some(Expr::CtState { register });
+    }
+    let (key, _) = CT_KEYS.into_iter().find(|(key, of)| (*key as u32, *of) == (number, direction))?;
+    Some(Expr::Ct { register, key })
+}
 
 const CMP_OPS: [CmpOp; 6] =
     [CmpOp::Equal, CmpOp::NotEqual, CmpOp::Less, CmpOp::LessOrEqual, CmpOp::Greater, CmpOp::GreaterOrEqual];

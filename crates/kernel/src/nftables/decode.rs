@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::codec::{LIST_ELEM, count, expr, value, verdict};
 use super::encode::*;
 use super::key::{Field, Key};
+use super::key_types;
 use super::set::{Data, DataKind, Set, SetSpec, Value};
 use super::table::{BaseChain, Chain, ChainKind, Count, Hook, Rule};
 use crate::netlink::Reply;
@@ -70,9 +71,11 @@ pub(super) fn set(data: Attributes<'_>) -> Option<(String, Set)> {
         interval: flags & NFT_SET_INTERVAL != 0,
         data: match data.u32_be(NFTA_SET_DATA_TYPE) {
             Some(NFT_DATA_VERDICT) => Some(DataKind::Verdict),
-            Some(kind) if kind == Field::Mark as u32 => Some(DataKind::Number),
-            Some(kind) if kind == Field::Ipv6 as u32 => Some(DataKind::Ipv6),
-            _ => None,
+            Some(kind) => {
+                let is_of = |loaded: &DataKind| key_types::number(key_types::of_data(*loaded)) == kind;
+                DataKind::LOADED.into_iter().find(is_of)
+            }
+            None => None,
         },
         counts: count(data.nest(NFTA_SET_EXPR)).is_some(),
     };
@@ -134,7 +137,8 @@ fn element_data(data: Attributes<'_>) -> Option<Data> {
     let loaded = || {
         let bytes = value(data, NFTA_SET_ELEM_DATA)?;
         let number = || Some(Data::Number(u32::from_ne_bytes(bytes.try_into().ok()?)));
-        number().or_else(|| Some(Data::Ipv6(<[u8; 16]>::try_from(bytes).ok()?.into())))
+        let address = || Some(Data::Ipv6(<[u8; 16]>::try_from(bytes).ok()?.into()));
+        number().or_else(address).or_else(|| key_types::read_socket(bytes).map(Data::Socket))
     };
     verdict(data.nest(NFTA_SET_ELEM_DATA)).map(Data::Verdict).or_else(loaded)
 }

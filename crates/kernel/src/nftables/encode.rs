@@ -1,7 +1,8 @@
 //! Encodes changes as messages (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`).
 
 use super::codec::{ANONYMOUS, LIST_ELEM, put_counter, put_expr, put_value, put_verdict};
-use super::key::{Field, Key};
+use super::key::Key;
+use super::key_types;
 use super::set::{Data, DataKind, Element, Set, SetSpec};
 use super::table::{BaseChain, ChainKind, Rule};
 use super::transaction::{Op, Transaction};
@@ -201,25 +202,22 @@ impl Encoder<'_> {
         self.message(libc::NFT_MSG_NEWSET, CREATE, |to| {
             put_text(to, NFTA_SET_NAME, name);
             put_u32_be(to, NFTA_SET_FLAGS, flags | set_flags(spec));
-            put_u32_be(to, NFTA_SET_KEY_TYPE, spec.key.iter().fold(0, |id, field| (id << 6) | *field as u32));
-            put_u32_be(to, NFTA_SET_KEY_LEN, key_length(spec) as u32);
+            put_u32_be(to, NFTA_SET_KEY_TYPE, key_types::number(&spec.key));
+            put_u32_be(to, NFTA_SET_KEY_LEN, key_types::length(&spec.key) as u32);
             match spec.data {
                 None => {}
                 Some(DataKind::Verdict) => put_u32_be(to, NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
-                Some(DataKind::Number) => {
-                    put_u32_be(to, NFTA_SET_DATA_TYPE, Field::Mark as u32);
-                    put_u32_be(to, NFTA_SET_DATA_LEN, Field::Mark.length() as u32);
-                }
-                Some(DataKind::Ipv6) => {
-                    put_u32_be(to, NFTA_SET_DATA_TYPE, Field::Ipv6 as u32);
-                    put_u32_be(to, NFTA_SET_DATA_LEN, Field::Ipv6.length() as u32);
+                Some(kind) => {
+                    let fields = key_types::of_data(kind);
+                    put_u32_be(to, NFTA_SET_DATA_TYPE, key_types::number(fields));
+                    put_u32_be(to, NFTA_SET_DATA_LEN, key_types::length(fields) as u32);
                 }
             }
             put_u32_be(to, NFTA_SET_ID, id);
             if spec.counts {
                 put_nest(to, NFTA_SET_EXPR, put_counter);
             }
-            put(to, NFTA_SET_USERDATA, &byte_order(spec));
+            put(to, NFTA_SET_USERDATA, &key_types::user_data(spec));
             if set_flags(spec) & NFT_SET_CONCAT != 0 {
                 put_nest(to, NFTA_SET_DESC, |to| {
                     put_nest(to, NFTA_SET_DESC_CONCAT, |to| put_fields(to, spec))
@@ -276,30 +274,11 @@ fn comment(text: &str) -> Vec<u8> {
     [&[0, text.len() as u8 + 1], text.as_bytes(), &[0]].concat()
 }
 
-/// The byte order of the keys. Without it, `nft` shows interface names as empty (`NFTNL_UDATA_SET_KEYBYTEORDER` of
-/// libnftnl, and the `BYTEORDER_…` of nftables).
-fn byte_order(spec: &SetSpec) -> [u8; 6] {
-    let order: u32 = match spec.key.as_slice() {
-        [Field::Interface | Field::Mark] => 1,
-        _ => 2,
-    };
-    let [a, b, c, d] = order.to_ne_bytes();
-    [0, 4, a, b, c, d]
-}
-
 pub(super) fn set_flags(spec: &SetSpec) -> u32 {
     let interval = if spec.interval { NFT_SET_INTERVAL } else { 0 };
     let concat = if spec.interval && spec.key.len() > 1 { NFT_SET_CONCAT } else { 0 };
     let map = if spec.data.is_some() { NFT_SET_MAP } else { 0 };
     interval | concat | map
-}
-
-/// The fields of a concatenation occupy whole registers of four bytes.
-fn key_length(spec: &SetSpec) -> usize {
-    match spec.key.as_slice() {
-        [field] => field.length(),
-        fields => fields.iter().map(|field| field.length().next_multiple_of(4)).sum(),
-    }
 }
 
 fn put_fields(to: &mut Vec<u8>, spec: &SetSpec) {
@@ -324,6 +303,9 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
                 Some(Data::Verdict(verdict)) => put_verdict(to, NFTA_SET_ELEM_DATA, verdict),
                 Some(Data::Number(number)) => put_value(to, NFTA_SET_ELEM_DATA, &number.to_ne_bytes()),
                 Some(Data::Ipv6(address)) => put_value(to, NFTA_SET_ELEM_DATA, &address.octets()),
+                Some(Data::Socket(socket)) => {
+                    put_value(to, NFTA_SET_ELEM_DATA, &key_types::socket(*socket));
+                }
             }
         });
     };

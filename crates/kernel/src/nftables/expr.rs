@@ -47,7 +47,7 @@ pub enum Expr {
         /// The metadata.
         key: MetaKey,
     },
-    /// Stores the register as metadata of the packet (its mark only).
+    /// Stores the register as metadata of the packet (its mark or its priority).
     SetMeta {
         /// The source.
         register: Register,
@@ -57,6 +57,25 @@ pub enum Expr {
     /// Loads the connection's state as a bit of [`state`], in host byte order.
     CtState {
         /// The destination.
+        register: Register,
+    },
+    /// Loads something else of the connection.
+    Ct {
+        /// The destination.
+        register: Register,
+        /// The part of the connection.
+        key: CtKey,
+    },
+    /// Loads a random number below the modulus, in host byte order.
+    Random {
+        /// The destination.
+        register: Register,
+        /// The number of possible values.
+        modulus: u32,
+    },
+    /// Converts a number of 32 bits in the register from host to network byte order.
+    NetworkOrder {
+        /// The register.
         register: Register,
     },
     /// Continues only if the comparison of register and value holds.
@@ -137,6 +156,8 @@ pub enum Expr {
     },
     /// Translates the source to the address of the outgoing interface.
     Masquerade,
+    /// Translates the source to the address of the outgoing interface, and to a port that is chosen at random.
+    MasqueradeToRandomPort,
     /// Translates the destination to an address and a port.
     DestinationNat {
         /// The family of the address.
@@ -159,6 +180,25 @@ pub enum Expr {
     },
     /// A foreign expression, by its name and encoded attributes.
     Other(String, Vec<u8>),
+}
+
+/// A part of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CtKey {
+    /// Bits of [`status`], in host byte order.
+    Status = 2,
+    /// The IPv4 address to which its first packet was sent.
+    OriginalIpv4Destination = 20,
+    /// The IPv6 address to which its first packet was sent.
+    OriginalIpv6Destination = 22,
+    /// The port to which its first packet was sent, in network byte order.
+    OriginalDestinationPort = 12,
+}
+
+/// Bits of a connection's status (`enum ip_conntrack_status`).
+pub mod status {
+    /// Its destination is translated.
+    pub const DESTINATION_NAT: u32 = 32;
 }
 
 /// Bits of a connection's state (`NF_CT_STATE_BIT`).
@@ -187,6 +227,8 @@ pub enum Header {
 /// Metadata of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MetaKey {
+    /// Its priority, a class of traffic control, in host byte order.
+    Priority = 2,
     /// Its mark, in host byte order.
     Mark = 3,
     /// The name of the incoming interface: 16 bytes.

@@ -13,10 +13,14 @@ pub enum Field {
     Ipv6 = 8,
     /// A protocol number.
     Protocol = 12,
+    /// A number of 32 bits, in host byte order, that an [`Expr::Random`](super::Expr::Random) loads.
+    Random = 4,
     /// A port.
     Port = 13,
     /// A packet mark, in host byte order.
     Mark = 19,
+    /// A packet's priority, in host byte order; in a set of ranges with other fields, in network byte order.
+    Priority = 23,
     /// The type of an ICMPv6 message.
     Icmpv6Type = 29,
     /// An interface's name.
@@ -25,8 +29,17 @@ pub enum Field {
 
 impl Field {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Ipv4, Self::Ipv6, Self::Protocol, Self::Port, Self::Mark, Self::Icmpv6Type, Self::Interface];
+    pub const ALL: [Self; 9] = [
+        Self::Ipv4,
+        Self::Ipv6,
+        Self::Protocol,
+        Self::Random,
+        Self::Port,
+        Self::Mark,
+        Self::Priority,
+        Self::Icmpv6Type,
+        Self::Interface,
+    ];
 
     /// Its length in bytes.
     #[must_use]
@@ -34,7 +47,7 @@ impl Field {
         match self {
             Self::Protocol | Self::Icmpv6Type => 1,
             Self::Port => 2,
-            Self::Ipv4 | Self::Mark => 4,
+            Self::Ipv4 | Self::Random | Self::Mark | Self::Priority => 4,
             Self::Ipv6 | Self::Interface => 16,
         }
     }
@@ -96,6 +109,13 @@ impl Key {
         Self::short(&[first.to_ne_bytes(), second.to_ne_bytes()].concat())
     }
 
+    /// Two addresses.
+    #[must_use]
+    pub fn addresses(first: IpAddr, second: IpAddr) -> Self {
+        let (first, second) = (Self::address(first), Self::address(second));
+        Self::short(&[first.bytes(), second.bytes()].concat())
+    }
+
     /// An interface's name with an address.
     #[must_use]
     pub fn interface_address(name: &str, address: IpAddr) -> Self {
@@ -115,6 +135,27 @@ impl Key {
             IpAddr::V4(address) => Self::short(&[&address.octets()[..], &tail].concat()),
             IpAddr::V6(address) => Self::short(&[&address.octets()[..], &tail].concat()),
         }
+    }
+
+    /// A protocol with a port.
+    #[must_use]
+    pub fn protocol_port(protocol: u8, port: u16) -> Self {
+        let [high, low] = port.to_be_bytes();
+        Self::short(&[protocol, 0, 0, 0, high, low, 0, 0])
+    }
+
+    /// A number of 32 bits in host byte order.
+    #[must_use]
+    pub fn number(number: u32) -> Self {
+        Self::short(&number.to_ne_bytes())
+    }
+
+    /// This key with another field behind it, padded to four bytes; `None` if that is too long.
+    #[must_use]
+    pub fn and(&self, field: &[u8]) -> Option<Self> {
+        let padding = [0; 3];
+        let padding = &padding[..field.len().next_multiple_of(4) - field.len()];
+        Self::new(&[self.bytes(), field, padding].concat())
     }
 
     /// The bytes.

@@ -10,6 +10,7 @@ mod counts;
 mod decode;
 mod encode;
 mod key;
+mod key_types;
 pub mod leftovers;
 pub mod others;
 pub mod probe;
@@ -23,7 +24,7 @@ mod watch;
 use std::collections::BTreeMap;
 
 pub use counts::{CountedElements, CountedRule};
-pub use expr::{CmpOp, Expr, Header, MetaKey, NatFamily, Register, SetRef};
+pub use expr::{CmpOp, CtKey, Expr, Header, MetaKey, NatFamily, Register, SetRef};
 pub use key::{Field, Key};
 pub use set::{Data, DataKind, Element, Set, SetSpec, Value};
 pub use table::{BaseChain, Chain, ChainKind, Count, Hook, Rule, Table};

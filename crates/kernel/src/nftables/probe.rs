@@ -32,6 +32,8 @@ pub enum Feature {
     Masquerade,
     /// Translation of destinations.
     DestinationNat,
+    /// Random numbers.
+    RandomNumbers,
     /// Lookups in the routing tables.
     Fib,
     /// Sets of single keys.
@@ -54,6 +56,7 @@ impl Feature {
             Self::Log => "nft_log and nfnetlink_log",
             Self::Masquerade => "nft_masq, nft_chain_nat and nf_nat",
             Self::DestinationNat => "nft_nat, nft_chain_nat and nf_nat",
+            Self::RandomNumbers => "nft_numgen",
             Self::Fib => "nft_fib_inet",
             Self::HashSet | Self::IntervalSet => "nf_tables_set",
             Self::ConcatenatedIntervalSet => "nf_tables with nft_set_pipapo (Linux 5.6)",
@@ -84,6 +87,7 @@ impl Feature {
                 ];
                 vec![Op::SetRules(CHAIN.to_owned(), vec![Rule::new(exprs, "")])]
             }
+            Self::RandomNumbers => rule(Expr::Random { register: 0, modulus: 2 }),
             Self::Fib => rule(Expr::Fib { register: 0, result: 3, flags: 1 }),
             Self::HashSet => set(SetSpec::hash(&[Field::Ipv4])),
             Self::IntervalSet => set(SetSpec::interval(&[Field::Ipv4])),
@@ -106,6 +110,9 @@ const TRIED: [Feature; 10] = [
     Feature::ConcatenatedIntervalSet,
 ];
 
+/// The features that only the translation of Services needs.
+const OF_SERVICES: [Feature; 1] = [Feature::RandomNumbers];
+
 const TABLE: &str = "tortie-probe";
 const CHAIN: &str = "probe";
 
@@ -116,9 +123,21 @@ impl Nft {
     /// # Errors
     /// The kernel refused the transaction for another reason, or refuses every transaction.
     pub fn lacking(&mut self) -> Result<BTreeSet<Feature>> {
-        let tries = TRIED.into_iter().flat_map(|feature| {
+        self.lacking_of(&TRIED)
+    }
+
+    /// As [`lacking`](Self::lacking), with the features for Services.
+    ///
+    /// # Errors
+    /// As [`lacking`](Self::lacking).
+    pub fn lacking_for_services(&mut self) -> Result<BTreeSet<Feature>> {
+        self.lacking_of(&[&TRIED[..], &OF_SERVICES].concat())
+    }
+
+    fn lacking_of(&mut self, tried: &[Feature]) -> Result<BTreeSet<Feature>> {
+        let tries = tried.iter().flat_map(|feature| {
             let ops = feature.tries().into_iter();
-            ops.map(move |op| (feature, op))
+            ops.map(move |op| (*feature, op))
         });
         self.refused_of(tries)
     }
@@ -186,7 +205,8 @@ mod tests {
 
     #[test]
     fn this_kernel_has_every_feature() {
-        let found = NetNs::create().unwrap().run(|| Nft::open().unwrap().lacking().unwrap()).unwrap();
+        let lacking = || Nft::open().unwrap().lacking_for_services().unwrap();
+        let found = NetNs::create().unwrap().run(lacking).unwrap();
         assert_eq!(found, BTreeSet::new());
     }
 

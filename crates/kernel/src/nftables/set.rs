@@ -1,7 +1,7 @@
 //! Sets and maps, and their elements.
 
 use std::collections::BTreeMap;
-use std::net::Ipv6Addr;
+use std::net::{Ipv6Addr, SocketAddr};
 
 use super::key::{Field, Key};
 use super::verdict::Verdict;
@@ -31,7 +31,9 @@ pub struct SetSpec {
 
 impl DataKind {
     /// The kinds of values that a map loads into registers.
-    pub const LOADED: [Self; 2] = [Self::Number, Self::Ipv6];
+    ///
+    /// Those to which numbers of others lead come first.
+    pub const LOADED: [Self; 5] = [Self::Ipv4Port, Self::Ipv6Port, Self::Number, Self::Ipv6, Self::Priority];
 }
 
 impl SetSpec {
@@ -51,6 +53,12 @@ impl SetSpec {
     #[must_use]
     pub fn verdict_map(key: &[Field]) -> Self {
         Self { data: Some(DataKind::Verdict), ..Self::hash(key) }
+    }
+
+    /// A map of single keys to values of a kind.
+    #[must_use]
+    pub fn map(key: &[Field], kind: DataKind) -> Self {
+        Self { data: Some(kind), ..Self::hash(key) }
     }
 
     /// A map of single keys to numbers.
@@ -101,6 +109,12 @@ pub enum DataKind {
     Number,
     /// IPv6 addresses.
     Ipv6,
+    /// Numbers of 32 bits that become the priority of a packet, in host byte order.
+    Priority,
+    /// IPv4 addresses, each with a port, in two registers.
+    Ipv4Port,
+    /// IPv6 addresses, each with a port, in five registers.
+    Ipv6Port,
 }
 
 /// The value of an element of a map.
@@ -112,6 +126,8 @@ pub enum Data {
     Number(u32),
     /// An IPv6 address.
     Ipv6(Ipv6Addr),
+    /// An address and a port.
+    Socket(SocketAddr),
 }
 
 /// One element of a set.
@@ -140,6 +156,12 @@ impl Element {
     #[must_use]
     pub fn verdict(key: Key, verdict: Verdict) -> Self {
         Self { key, value: Value::new(None, Some(Data::Verdict(verdict))) }
+    }
+
+    /// A key that leads to an address and a port.
+    #[must_use]
+    pub fn socket(key: Key, socket: SocketAddr) -> Self {
+        Self { key, value: Value::new(None, Some(Data::Socket(socket))) }
     }
 
     /// A key that leads to a number.

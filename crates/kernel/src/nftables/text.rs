@@ -1,9 +1,12 @@
 //! Rules and elements as text for users, similar to the output of `nft list`.
 
+use std::borrow::Cow;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::expr::state;
-use super::{CmpOp, Data, Expr, Field, Header, Key, MetaKey, Register, Reject, Rule, SetRef, Value, Verdict};
+use super::expr::{state, status};
+use super::{
+    CmpOp, CtKey, Data, Expr, Field, Header, Key, MetaKey, Register, Reject, Rule, SetRef, Value, Verdict,
+};
 
 /// The rule in one line, without its comment.
 #[must_use]
@@ -25,6 +28,7 @@ pub fn element_text(fields: &[Field], key: &Key, value: &Value) -> String {
         None => range,
         Some(Data::Number(number)) => format!("{range} : {number}"),
         Some(Data::Ipv6(address)) => format!("{range} : {address}"),
+        Some(Data::Socket(socket)) => format!("{range} : {} . {}", socket.ip(), socket.port()),
         Some(Data::Verdict(verdict)) => format!("{range} : {}", verdict_text(verdict)),
     }
 }
@@ -32,7 +36,7 @@ pub fn element_text(fields: &[Field], key: &Key, value: &Value) -> String {
 /// A value that was loaded into a register and not used yet.
 struct Loaded {
     register: Register,
-    name: &'static str,
+    name: Cow<'static, str>,
     field: Option<Field>,
     mask: Option<Vec<u8>>,
 }
@@ -41,6 +45,8 @@ struct Loaded {
 struct Text {
     words: Vec<String>,
     loaded: Vec<Loaded>,
+    /// The register and the text of a value that a map has loaded and that was not used yet.
+    mapped: Option<(Register, String)>,
 }
 
 impl Text {
@@ -55,6 +61,14 @@ impl Text {
                 return self.load(*register, name, field);
             }
             Expr::CtState { register } => return self.load(*register, "ct state", None),
+            Expr::Ct { register, key } => {
+                let (name, field) = connection(*key);
+                return self.load(*register, name, field);
+            }
+            Expr::Random { register, modulus } => {
+                return self.load(*register, format!("numgen random mod {modulus}"), Some(Field::Random));
+            }
+            Expr::NetworkOrder { .. } => return,
             Expr::Fib { register, .. } => return self.load(*register, "fib", None),
             // Padding of a key.
             Expr::Immediate { value, .. } if value.iter().all(|byte| *byte == 0) => return,
@@ -81,12 +95,18 @@ impl Text {
             }
             Expr::Map { set, destination, .. } => {
                 let (name, fields) = self.unload();
-                self.words.push(format!("{name} map {}", set_text(set, &fields)));
+                let text = format!("{name} map {}", set_text(set, &fields));
+                self.words.extend(self.mapped.replace((*destination, text)).map(|(_, text)| text));
                 return self.load(*destination, "that", Some(Field::Mark));
             }
-            Expr::SetMeta { key, .. } => {
+            Expr::SetMeta { key, register } => {
+                let text = match self.take_mapped(*register) {
+                    Some(value) => format!("{} set {value}", meta(*key).0),
+                    None if self.loaded.is_empty() => format!("{} set 0", meta(*key).0),
+                    None => format!("{} set", meta(*key).0),
+                };
                 self.loaded.clear();
-                format!("{} set", meta(*key).0)
+                text
             }
             Expr::Verdict(verdict) => verdict_text(verdict),
             Expr::Counter => "counter".to_owned(),
@@ -95,26 +115,37 @@ impl Text {
             Expr::Reject(Reject::PortUnreachable) => "reject with icmpx port-unreachable".to_owned(),
             Expr::Log { group, prefix } => format!("log group {group} prefix {prefix:?}"),
             Expr::Masquerade => "masquerade".to_owned(),
-            Expr::DestinationNat { .. } => {
+            Expr::MasqueradeToRandomPort => "masquerade fully-random".to_owned(),
+            Expr::DestinationNat { address, .. } => {
                 self.loaded.clear();
-                "dnat to that".to_owned()
+                match self.take_mapped(*address) {
+                    Some(value) => format!("dnat to {value}"),
+                    None => "dnat to that".to_owned(),
+                }
             }
             Expr::Notrack => "notrack".to_owned(),
             Expr::Other(name, _) => format!("({name})"),
         };
+        // A value of a map that something else uses.
+        self.words.extend(self.mapped.take().map(|(_, text)| text));
         self.words.push(word);
     }
 
-    fn load(&mut self, register: Register, name: &'static str, field: Option<Field>) {
+    /// The text of the value that a map has loaded into this register, if it is the last one.
+    fn take_mapped(&mut self, register: Register) -> Option<String> {
+        self.mapped.take_if(|(of, _)| *of == register).map(|(_, text)| text)
+    }
+
+    fn load(&mut self, register: Register, name: impl Into<Cow<'static, str>>, field: Option<Field>) {
         self.loaded.retain(|loaded| loaded.register < register);
-        self.loaded.push(Loaded { register, name, field, mask: None });
+        self.loaded.push(Loaded { register, name: name.into(), field, mask: None });
     }
 
     /// The loaded values: the fields of a concatenation in order.
     fn unload(&mut self) -> (String, Vec<Field>) {
-        let names: Vec<_> = self.loaded.iter().map(|loaded| loaded.name).collect();
-        let fields = self.loaded.iter().filter_map(|loaded| loaded.field).collect();
-        self.loaded.clear();
+        let loaded = std::mem::take(&mut self.loaded);
+        let names: Vec<_> = loaded.iter().map(|loaded| loaded.name.as_ref()).collect();
+        let fields = loaded.iter().filter_map(|loaded| loaded.field).collect();
         (names.join(" . "), fields)
     }
 
@@ -131,6 +162,9 @@ impl Text {
         };
         match mask {
             Some(mask) if name == "ct state" => format!("ct state {}", states(&mask)),
+            Some(mask) if name == "ct status" && mask == status::DESTINATION_NAT.to_ne_bytes() => {
+                format!("ct status {}dnat", if value == mask || op == "!= " { "" } else { "! " })
+            }
             Some(mask) => format!("{name} & {} {op}{}", hex(&mask), hex(value)),
             None if name == "meta nfproto" => format!("{name} {op}{}", family(value)),
             None if fields.as_slice() == [Field::Interface] && value.len() < Field::Interface.length() => {
@@ -158,11 +192,21 @@ fn payload(header: Header, offset: u32, length: u32) -> (&'static str, Option<Fi
 
 fn meta(key: MetaKey) -> (&'static str, Option<Field>) {
     match key {
+        MetaKey::Priority => ("meta priority", Some(Field::Priority)),
         MetaKey::Mark => ("meta mark", Some(Field::Mark)),
         MetaKey::InputInterface => ("iifname", Some(Field::Interface)),
         MetaKey::OutputInterface => ("oifname", Some(Field::Interface)),
         MetaKey::NfProto => ("meta nfproto", None),
         MetaKey::L4Proto => ("meta l4proto", Some(Field::Protocol)),
+    }
+}
+
+fn connection(key: CtKey) -> (&'static str, Option<Field>) {
+    match key {
+        CtKey::Status => ("ct status", None),
+        CtKey::OriginalIpv4Destination => ("ct original ip daddr", Some(Field::Ipv4)),
+        CtKey::OriginalIpv6Destination => ("ct original ip6 daddr", Some(Field::Ipv6)),
+        CtKey::OriginalDestinationPort => ("ct original proto-dst", Some(Field::Port)),
     }
 }
 
@@ -215,12 +259,18 @@ fn field_text(field: Field, value: &[u8]) -> String {
         },
         (Field::Icmpv6Type, [number]) => number.to_string(),
         (Field::Port, [high, low]) => u16::from_be_bytes([*high, *low]).to_string(),
-        (Field::Mark, [a, b, c, d]) => u32::from_ne_bytes([*a, *b, *c, *d]).to_string(),
+        (Field::Mark | Field::Random, [a, b, c, d]) => u32::from_ne_bytes([*a, *b, *c, *d]).to_string(),
+        (Field::Priority, [a, b, c, d]) => class(u32::from_ne_bytes([*a, *b, *c, *d])),
         (Field::Interface, name) => {
             format!("{:?}", String::from_utf8_lossy(name).trim_end_matches('\0'))
         }
         (_, value) => hex(value),
     }
+}
+
+/// A class in the form of `tc`.
+fn class(number: u32) -> String {
+    format!("{:x}:{:x}", number >> 16, number & 0xffff)
 }
 
 fn family(value: &[u8]) -> String {
@@ -252,7 +302,7 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nftables::{Element, Set, SetSpec};
+    use crate::nftables::{Element, NatFamily, Set, SetSpec};
 
     fn ports(ports: &[(u16, u16)]) -> SetRef {
         let elements = ports.iter().map(|(first, last)| Element::range(Key::port(*first), Key::port(*last)));
@@ -317,6 +367,75 @@ mod tests {
         ] {
             assert_eq!(rule_text(&Rule::new(exprs, "")), wanted);
         }
+    }
+
+    #[test]
+    fn translations_of_services_read_as_nft_writes_them() {
+        let l4 = Expr::Meta { register: 1, key: MetaKey::L4Proto };
+        let key = [
+            Expr::Payload { register: 0, header: Header::Network, offset: 16, length: 4 },
+            l4.clone(),
+            Expr::Payload { register: 2, header: Header::Transport, offset: 2, length: 2 },
+        ];
+        let original = [
+            Expr::Ct { register: 0, key: CtKey::OriginalIpv4Destination },
+            l4,
+            Expr::Ct { register: 2, key: CtKey::OriginalDestinationPort },
+        ];
+        let priority = Expr::Meta { register: 0, key: MetaKey::Priority };
+        let set_priority = Expr::SetMeta { register: 0, key: MetaKey::Priority };
+        let map = |name: &str| Expr::Map { register: 0, set: SetRef::named(name), destination: 0 };
+        let status = |op| {
+            let mask = status::DESTINATION_NAT.to_ne_bytes().to_vec();
+            vec![
+                Expr::Ct { register: 0, key: CtKey::Status },
+                Expr::Bitwise { source: 0, destination: 0, mask, xor: vec![0; 4] },
+                Expr::Cmp { register: 0, op, value: vec![0; 4] },
+            ]
+        };
+        let in_set = |name: &str| Expr::Lookup { register: 0, set: SetRef::named(name), invert: false };
+        for (exprs, wanted) in [
+            (
+                [&key[..], &[map("class4"), set_priority.clone()]].concat(),
+                "meta priority set ip daddr . meta l4proto . th dport map @class4",
+            ),
+            (vec![Expr::Immediate { register: 0, value: vec![0; 4] }, set_priority], "meta priority set 0"),
+            (
+                [
+                    &key[..],
+                    &[
+                        Expr::Random { register: 3, modulus: 3 },
+                        map("slots4"),
+                        Expr::DestinationNat { family: NatFamily::Ipv4, address: 0, port: 1 },
+                    ],
+                ]
+                .concat(),
+                "dnat to ip daddr . meta l4proto . th dport . numgen random mod 3 map @slots4",
+            ),
+            (
+                [status(CmpOp::NotEqual), original.to_vec(), vec![in_set("x"), Expr::MasqueradeToRandomPort]]
+                    .concat(),
+                "ct status dnat ct original ip daddr . meta l4proto . ct original proto-dst @x masquerade fully-random",
+            ),
+            (status(CmpOp::Equal), "ct status ! dnat"),
+            (
+                vec![
+                    priority,
+                    Expr::NetworkOrder { register: 0 },
+                    Expr::Payload { register: 1, header: Header::Network, offset: 12, length: 4 },
+                    in_set("allowed4"),
+                ],
+                "meta priority . ip saddr @allowed4",
+            ),
+        ] {
+            assert_eq!(rule_text(&Rule::new(exprs, "")), wanted);
+        }
+        let fields = [Field::Ipv4, Field::Protocol, Field::Port, Field::Random];
+        let key = Key::address_port([10, 0, 0, 1].into(), 6, 80).and(&1u32.to_ne_bytes()).unwrap();
+        let element = Element::socket(key, ([10, 0, 0, 2], 8080).into());
+        let wanted = "10.0.0.1 . tcp . 80 . 1 : 10.0.0.2 . 8080";
+        assert_eq!(element_text(&fields, &element.key, &element.value), wanted);
+        assert_eq!(element_text(&[Field::Priority], &Key::number(0x1_000a), &Value::default()), "1:a");
     }
 
     #[test]

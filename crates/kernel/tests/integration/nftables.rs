@@ -343,3 +343,143 @@ fn nft_sees_the_same_names_and_counts() {
     let text = rule.to_string();
     assert!(text.contains("saddr") && text.contains("@pods") && text.contains("!="), "{text}");
 }
+
+/// Sets and maps for Services.
+fn sets_of_services() -> BTreeMap<String, Set> {
+    use Field::*;
+    let slot = |text: &str, slot: u32| {
+        Key::address_port(text.parse().unwrap(), 6, 80).and(&slot.to_ne_bytes()).unwrap()
+    };
+    let to = |key, text: &str| Element::socket(key, text.parse().unwrap());
+    let key4 = [Ipv4, Protocol, Port];
+    let allowed = |last: u8| {
+        let key = Key::new(&1u32.to_be_bytes()).unwrap();
+        let at = |number: u8| key.and(&[10, 0, 0, number]).unwrap();
+        Element::range(at(last & 0xf0), at(last))
+    };
+    let goto = Element::verdict(Key::number(0x1_0002), Verdict::Goto("two".to_owned()));
+    let node_key = Key::protocol_port(17, 30_053);
+    let sets = [
+        (
+            "slots4",
+            set_of(
+                SetSpec::map(&[Ipv4, Protocol, Port, Random], DataKind::Ipv4Port),
+                [to(slot("10.96.0.1", 0), "10.0.0.1:8080"), to(slot("10.96.0.1", 1), "10.0.0.2:81")],
+            ),
+        ),
+        (
+            "slots6",
+            set_of(
+                SetSpec::map(&[Ipv6, Protocol, Port, Random], DataKind::Ipv6Port),
+                [to(slot("fd96::1", 0), "[fd00::1]:8080")],
+            ),
+        ),
+        (
+            "node-slots4",
+            set_of(
+                SetSpec::map(&[Protocol, Port, Random], DataKind::Ipv4Port),
+                [to(node_key.and(&0u32.to_ne_bytes()).unwrap(), "10.0.0.1:53")],
+            ),
+        ),
+        (
+            "class4",
+            set_of(
+                SetSpec::map(&key4, DataKind::Priority),
+                [Element::number(Key::address_port([10, 96, 0, 1].into(), 6, 80), 0x1_0002)],
+            ),
+        ),
+        ("classes", set_of(SetSpec::verdict_map(&[Priority]), [goto])),
+        ("allowed4", set_of(SetSpec::interval(&[Priority, Ipv4]), [allowed(0x1f), allowed(0x2f)])),
+    ];
+    sets.map(|(name, set)| (name.to_owned(), set)).into()
+}
+
+/// Rules for Services that use those sets.
+fn chains_of_services() -> BTreeMap<String, Chain> {
+    let rule = |exprs: Vec<Expr>| Rule::new(exprs, "");
+    let payload = |register, header, offset, length| Expr::Payload { register, header, offset, length };
+    let family = [
+        Expr::Meta { register: 0, key: MetaKey::NfProto },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![2] },
+    ];
+    let tcp = [
+        Expr::Meta { register: 0, key: MetaKey::L4Proto },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![6] },
+    ];
+    let key = [
+        payload(0, Header::Network, 16, 4),
+        Expr::Meta { register: 1, key: MetaKey::L4Proto },
+        payload(2, Header::Transport, 2, 2),
+    ];
+    let map = |name: &str| Expr::Map { register: 0, set: SetRef::named(name), destination: 0 };
+    let translation = [
+        Expr::Random { register: 3, modulus: 2 },
+        map("slots4"),
+        Expr::DestinationNat { family: NatFamily::Ipv4, address: 0, port: 1 },
+    ];
+    let set_priority = Expr::SetMeta { register: 0, key: MetaKey::Priority };
+    let priority = Expr::Meta { register: 0, key: MetaKey::Priority };
+    let base = BaseChain { kind: ChainKind::Nat, hook: Hook::Prerouting, priority: -100, drop: false };
+    let first = vec![
+        rule(vec![Expr::Immediate { register: 0, value: vec![0; 4] }, set_priority.clone()]),
+        rule([&family[..], &key, &[map("class4"), set_priority]].concat()),
+        rule(vec![priority.clone(), Expr::VerdictMap { register: 0, set: SetRef::named("classes") }]),
+        rule(
+            [
+                &family[..],
+                &[
+                    priority,
+                    Expr::NetworkOrder { register: 0 },
+                    payload(1, Header::Network, 12, 4),
+                    Expr::Lookup { register: 0, set: SetRef::named("allowed4"), invert: false },
+                    Expr::Verdict(Verdict::Accept),
+                ],
+            ]
+            .concat(),
+        ),
+    ];
+    let two = vec![rule([&tcp[..], &family, &key, &translation].concat())];
+    [
+        ("first".to_owned(), Chain { base: Some(base), rules: first }),
+        ("two".to_owned(), Chain { base: None, rules: two }),
+    ]
+    .into()
+}
+
+/// `nft` knows the expressions that random numbers in keys come from.
+#[test]
+fn nft_loads_its_own_listing_of_a_map_whose_keys_are_random() {
+    let (sets, chains) = (sets_of_services(), chains_of_services());
+    let desired = Table { sets, chains, ..Table::default() };
+    let (written, read) = (NetNs::create().unwrap(), NetNs::create().unwrap());
+    written.run(|| put(&mut Nft::open().unwrap(), &desired, None)).unwrap();
+    let listing = |namespace: &NetNs| {
+        let output =
+            namespace.enter_on_spawn(Command::new("nft").args(["list", "ruleset"])).unwrap().output();
+        let output = output.expect("this test needs the program nft: apt-get install nftables");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = listing(&written);
+    for part in [
+        "typeof ip daddr . meta l4proto . th dport . numgen random mod 2 : ip daddr . th dport",
+        "10.96.0.1 . tcp . 80 . 1 : 10.0.0.2 . 81",
+        "fd96::1 . tcp . 80 . 0 : fd00::1 . 8080",
+        "0:1 . 10.0.0.16/28",
+        "1:2 : goto two",
+        "map @slots4",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ruleset");
+    std::fs::write(&file, &text).unwrap();
+    let output = read.enter_on_spawn(Command::new("nft").arg("-f").arg(&file)).unwrap().output().unwrap();
+    assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(listing(&read), text);
+    let sets = |namespace: &NetNs| {
+        let table = namespace.run(|| Nft::open().unwrap().list(NAME).unwrap().unwrap()).unwrap();
+        table.sets.into_iter().map(|(name, set)| (name, set.elements)).collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(sets(&read), sets(&written), "its elements have the bytes that Tortie writes");
+}

@@ -19,9 +19,9 @@ const POOLS: [(Family, &str, &str); 2] =
     [(Family::V4, "pools4", "nat-pools4"), (Family::V6, "pools6", "nat-pools6")];
 
 /// `NF_IP_PRI_NAT_DST`
-pub(super) const DESTINATION_NAT: i32 = -100;
+pub(crate) const DESTINATION_NAT: i32 = -100;
 /// `NF_IP_PRI_NAT_SRC`
-pub(super) const SOURCE_NAT: i32 = 100;
+pub(crate) const SOURCE_NAT: i32 = 100;
 
 /// Whether a chain or a set belongs to this module.
 pub(super) fn is_part(name: &str) -> bool {
@@ -100,7 +100,7 @@ fn of_tunnel(family: Family, device: &str) -> Rule {
 }
 
 /// Tests whether an address of the packet is the node's own.
-pub(super) fn is_local(side: PacketEnd, op: CmpOp) -> [Expr; 2] {
+pub(crate) fn is_local(side: PacketEnd, op: CmpOp) -> [Expr; 2] {
     let flags = match side {
         PacketEnd::Source => OF_SOURCE,
         PacketEnd::Destination => OF_DESTINATION,

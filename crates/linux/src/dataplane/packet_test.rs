@@ -44,7 +44,7 @@ pub(super) enum Then {
 
 /// The end of the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum PacketEnd {
+pub(crate) enum PacketEnd {
     Source,
     Destination,
 }
@@ -146,12 +146,12 @@ fn icmp_is(icmp: &IcmpMatch, invert: bool) -> Vec<Expr> {
 }
 
 /// Loads the address of one side into the first registers.
-pub(super) fn load_address(side: PacketEnd, family: Family) -> Expr {
+pub(crate) fn load_address(side: PacketEnd, family: Family) -> Expr {
     load_address_to(side, family, 0)
 }
 
 /// Loads the address of one side into this register and the following ones.
-pub(super) fn load_address_to(side: PacketEnd, family: Family, register: Register) -> Expr {
+pub(crate) fn load_address_to(side: PacketEnd, family: Family, register: Register) -> Expr {
     let offset = match (family, side) {
         (Family::V4, PacketEnd::Source) => 12,
         (Family::V4, PacketEnd::Destination) => 16,
@@ -170,7 +170,7 @@ fn load_port(side: PacketEnd, register: Register) -> Expr {
 }
 
 /// The first registers contain a key of the set (none, if `invert`).
-pub(super) fn in_set(name: &str, invert: bool) -> Expr {
+pub(crate) fn in_set(name: &str, invert: bool) -> Expr {
     Expr::Lookup { register: 0, set: SetRef::named(name), invert }
 }
 

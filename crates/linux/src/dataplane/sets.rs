@@ -17,19 +17,19 @@ use tortie_policy::program::{Member, SetId, SetKind};
 
 /// The address family of a set or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Family {
+pub(crate) enum Family {
     V4,
     V6,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
+    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    pub(super) fn of(address: IpAddr) -> Self {
+    pub(crate) fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    pub(super) fn field(self) -> Field {
+    pub(crate) fn field(self) -> Field {
         match self {
             Self::V4 => Field::Ipv4,
             Self::V6 => Field::Ipv6,
@@ -37,7 +37,7 @@ impl Family {
     }
 
     /// The kernel's number.
-    pub(super) fn number(self) -> u8 {
+    pub(crate) fn number(self) -> u8 {
         match self {
             Self::V4 => libc::NFPROTO_IPV4 as u8,
             Self::V6 => libc::NFPROTO_IPV6 as u8,
@@ -45,7 +45,7 @@ impl Family {
     }
 
     /// The number of registers for an address.
-    pub(super) fn registers(self) -> Register {
+    pub(crate) fn registers(self) -> Register {
         self.field().length() as Register / 4
     }
 }
@@ -234,7 +234,7 @@ fn single(member: &Member) -> Key {
 }
 
 /// The smallest number of ranges with the same addresses as networks of one family.
-pub(super) fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Ranges {
+pub(crate) fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Ranges {
     let ends = |net: IpNet| (Key::address(net.network()), Key::address(net.broadcast()));
     Ranges::new(nets.into_iter().map(ends).collect())
 }
@@ -244,7 +244,7 @@ const DIGITS: usize = 13;
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// The first 32 bits of the SHA-256.
-pub(super) fn digest_number(text: &str) -> u32 {
+pub(crate) fn digest_number(text: &str) -> u32 {
     Sha256::digest(text.as_bytes()).iter().take(4).fold(0, |number, byte| (number << 8) | u32::from(*byte))
 }
 
@@ -255,7 +255,7 @@ pub(super) fn digest(bytes: &[u8]) -> String {
 
 /// Sorted ranges of keys of one length, both ends included, that neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub(super) struct Ranges(Vec<(Key, Key)>);
+pub(crate) struct Ranges(Vec<(Key, Key)>);
 
 impl Ranges {
     /// Merges ranges that overlap or touch.
@@ -281,7 +281,7 @@ impl Ranges {
         &self.0
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(Key, Key)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Key, Key)> {
         self.0.iter()
     }
 

@@ -12,10 +12,8 @@
 //! earlier transaction than what leads to them.
 
 use std::collections::BTreeSet;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::thread::{MembarrierCommand, membarrier};
 use tortie_kernel::Result;
 use tortie_kernel::nftables::{
     Element, Encoded, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes,
@@ -28,13 +26,7 @@ use super::literals;
 use super::skeleton::{CLOSED, is_of_skeleton, program_key};
 use super::slots::Slot;
 use super::table::PolicyTable;
-
-/// How long a packet may need to pass the chains, if the kernel does not say when it has left them. This is far more
-/// than the chains need, but a virtual processor may be suspended in between (with one millisecond, a packet was lost
-/// in about 300 changes of programs).
-const GRACE: Duration = Duration::from_millis(10);
-/// By then every packet has left the chains: the kernel complains about a processor that is suspended longer.
-const LONG_AGO: Duration = Duration::from_secs(1);
+use crate::quiescence::wait_for_packets;
 
 impl PolicyTable {
     /// Writes the whole table.
@@ -145,27 +137,11 @@ impl PolicyTable {
         let Some(mut kernel) = self.kernel.take() else { return Ok(()) };
         let garbage = std::mem::take(&mut self.garbage);
         if garbage.ops().iter().any(|op| matches!(op, Op::DeleteChain(_))) {
-            self.wait_for_packets();
+            wait_for_packets(self.switched);
         }
         self.put(&mut kernel, garbage)?;
         self.kernel = Some(kernel);
         Ok(())
-    }
-
-    /// Waits until packets that were inside the chains during a change have left them. A packet passes all chains in
-    /// one RCU read section, and this `membarrier(2)` returns when all sections that had begun before have ended. A
-    /// kernel with one processor returns immediately; one with `nohz_full` or a strict seccomp filter refuses.
-    fn wait_for_packets(&self) {
-        if self.switched.elapsed() > LONG_AGO {
-            return;
-        }
-        let several = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
-        match membarrier(MembarrierCommand::Global) {
-            Ok(()) if several => return,
-            Ok(()) => {}
-            Err(error) => tracing::debug!(%error, "cannot wait for packets in the chains; sleeping instead"),
-        }
-        thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
     }
 
     fn encode(&self, ops: Vec<Op>) -> Encoded {

@@ -6,4 +6,5 @@ mod clusters;
 #[path = "../common/mod.rs"]
 mod common;
 mod dataplane;
+mod services;
 mod transitions;

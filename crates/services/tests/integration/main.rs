@@ -2,7 +2,6 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod cases;
-mod objects;
 mod random;
 mod reports;
 mod setting;

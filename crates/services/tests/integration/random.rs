@@ -19,7 +19,7 @@ use tortie_services::{
     Sender, ServiceName, Services,
 };
 
-use crate::objects::{Event, NODE, ObjectKey, Sent, Settings, event, packet, settings};
+use testkit::services::{Event, NODE, ObjectKey, Sent, Settings, event, packet, settings};
 
 const CASES: u32 = 150;
 const EVENTS: usize = 24;

@@ -39,10 +39,11 @@ pub(crate) fn table() -> impl Strategy<Value = Table> {
     sets.prop_flat_map(|sets| {
         let sets: BTreeMap<_, _> = sets.into_iter().collect();
         let names: Vec<_> = sets.iter().map(|(name, set)| (name.clone(), set.spec.clone())).collect();
-        let loaded = (prop::option::of(numbers()), prop::option::of(link_addresses()));
+        let loaded =
+            (prop::option::of(numbers()), prop::option::of(link_addresses()), prop::option::of(services()));
         (Just(sets), chains(names), special_chains(), maps(), loaded)
     })
-    .prop_map(|(sets, regular, special, map, (numbers, addresses))| {
+    .prop_map(|(sets, regular, special, map, (numbers, addresses, services))| {
         let mut table = Table { flags: 0, chains: regular, sets };
         if let Some(numbers) = numbers {
             table.sets.insert("numbers".to_owned(), numbers);
@@ -51,6 +52,10 @@ pub(crate) fn table() -> impl Strategy<Value = Table> {
         if let Some(addresses) = addresses {
             table.sets.insert("addresses".to_owned(), addresses);
             table.chains.insert("by-address".to_owned(), by_address());
+        }
+        if let Some(services) = services {
+            table.sets.extend(services);
+            table.chains.extend(by_service());
         }
         table.chains.extend(special);
         let targets: Vec<_> = table
@@ -116,6 +121,81 @@ fn by_address() -> Chain {
         Expr::Verdict(Verdict::Drop),
     ];
     Chain { base: None, rules: vec![Rule::new(exprs, "by address")] }
+}
+
+/// Maps of addresses and ports to backends and to priorities.
+fn services() -> impl Strategy<Value = BTreeMap<String, Set>> {
+    use Field::*;
+    let backend = (any::<bool>(), any::<u128>(), any::<u16>(), any::<u32>());
+    prop::collection::btree_map((any::<u16>(), 0u32..4), backend, 0..9).prop_map(|backends| {
+        let specs = [
+            ("slots4", SetSpec::map(&[Ipv4, Protocol, Port, Random], DataKind::Ipv4Port)),
+            ("slots6", SetSpec::map(&[Ipv6, Protocol, Port, Random], DataKind::Ipv6Port)),
+            ("classes", SetSpec::map(&[Protocol, Port], DataKind::Priority)),
+        ];
+        let mut sets = specs.map(|(name, spec)| (name.to_owned(), Set { spec, elements: BTreeMap::new() }));
+        for ((port, slot), (is_v6, address, to, class)) in backends {
+            let address: std::net::IpAddr = match is_v6 {
+                true => std::net::Ipv6Addr::from(address).into(),
+                false => std::net::Ipv4Addr::from(address as u32).into(),
+            };
+            let key = Key::address_port(address, 6, port).and(&slot.to_ne_bytes()).unwrap();
+            let element = Element::socket(key, (address, to).into());
+            sets[usize::from(is_v6)].1.elements.insert(element.key, element.value);
+            let key = Key::protocol_port(6, port);
+            let element = Element::number(key, class);
+            sets[2].1.elements.insert(element.key, element.value);
+        }
+        sets.into()
+    })
+}
+
+/// Rules that translate to backends.
+fn by_service() -> [(String, Chain); 3] {
+    let base = |hook, priority| Some(BaseChain { kind: ChainKind::Nat, hook, priority, drop: false });
+    let l4 = |register| Expr::Meta { register, key: MetaKey::L4Proto };
+    let port = |register| Expr::Payload { register, header: Header::Transport, offset: 2, length: 2 };
+    let map = |name: &str| Expr::Map { register: 0, set: SetRef::named(name), destination: 0 };
+    let to_backend = |family| {
+        let (offset, length, after, map) = match family {
+            NatFamily::Ipv4 => (16, 4, 1, map("slots4")),
+            NatFamily::Ipv6 => (24, 16, 4, map("slots6")),
+        };
+        Rule::new(
+            vec![
+                Expr::Payload { register: 0, header: Header::Network, offset, length },
+                l4(after),
+                port(after + 1),
+                Expr::Random { register: after + 2, modulus: 7 },
+                map,
+                Expr::DestinationNat { family, address: 0, port: after },
+            ],
+            "",
+        )
+    };
+    let set_class =
+        vec![l4(0), port(1), map("classes"), Expr::SetMeta { register: 0, key: MetaKey::Priority }];
+    let ordered = vec![
+        Expr::Meta { register: 0, key: MetaKey::Priority },
+        Expr::NetworkOrder { register: 0 },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0, 1, 0, 2] },
+    ];
+    let connection = [
+        (0, CtKey::Status),
+        (4, CtKey::OriginalIpv4Destination),
+        (8, CtKey::OriginalIpv6Destination),
+        (12, CtKey::OriginalDestinationPort),
+    ]
+    .map(|(register, key)| Expr::Ct { register, key });
+    let source = [connection.to_vec(), vec![Expr::MasqueradeToRandomPort]].concat();
+    let chain = |base, rules| Chain { base, rules };
+    let backends = [NatFamily::Ipv4, NatFamily::Ipv6].map(to_backend).to_vec();
+    let classes = vec![Rule::new(set_class, ""), Rule::new(ordered, "")];
+    [
+        ("to-backends".to_owned(), chain(base(Hook::Prerouting, -90), backends)),
+        ("by-class".to_owned(), chain(base(Hook::Output, -90), classes)),
+        ("from-node".to_owned(), chain(base(Hook::Postrouting, 90), vec![Rule::new(source, "")])),
+    ]
 }
 
 fn specs() -> Vec<(String, SetSpec)> {
@@ -230,6 +310,7 @@ fn condition(sets: Vec<(String, SetSpec)>) -> BoxedStrategy<Vec<Expr>> {
     ];
     let meta = [
         (MetaKey::Mark, 4),
+        (MetaKey::Priority, 4),
         (MetaKey::InputInterface, 16),
         (MetaKey::OutputInterface, 16),
         (MetaKey::NfProto, 1),

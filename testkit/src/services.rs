@@ -1,4 +1,5 @@
-//! Random objects and packets. There are few addresses, ports and names, so that they often meet.
+//! Random objects of Services, and packets to them. There are few addresses, ports and names, so that they often meet.
+#![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "its constants are as they should be")]
 
 use std::net::IpAddr;
 
@@ -11,9 +12,10 @@ use tortie_api::{Key, Kind};
 use tortie_oracle::{ServiceClient, ServicePacket};
 use tortie_services::{FrontendAddress, FrontendKey};
 
-pub(crate) const NODE: &str = "n1";
+/// The name of the node.
+pub const NODE: &str = "n1";
 /// The addresses of the node. The last ones are those of a load balancer that is on an interface.
-const OF_NODE: [&str; 7] =
+pub const OF_NODE: [&str; 7] =
     ["192.0.2.1", "192.0.2.9", "127.0.0.1", "2001:db8::1", "::1", "198.51.100.8", "2001:db8:e::8"];
 const CLUSTER_IPS: [[&str; 3]; 2] =
     [["10.96.0.1", "10.96.0.2", "010.096.000.003"], ["fd96::1", "fd96::2", "FD96:0:0::0003"]];
@@ -48,27 +50,35 @@ const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
 
 /// An object comes, changes, or goes.
 #[derive(Debug, Clone)]
-pub(crate) struct Event {
-    pub(crate) key: ObjectKey,
-    pub(crate) value: Option<Value>,
+pub struct Event {
+    /// The object.
+    pub key: ObjectKey,
+    /// Its value; absent if it goes.
+    pub value: Option<Value>,
 }
 
 /// ServiceCIDRs have no [`Kind`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ObjectKey {
+pub enum ObjectKey {
+    /// An object with a kind.
     Object(Key),
+    /// The ServiceCIDR of this name.
     ServiceCidr(String),
 }
 
 /// The operator's settings.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
-    pub(crate) node_port_addresses: Option<Vec<IpNet>>,
-    pub(crate) masquerade_all: bool,
-    pub(crate) knows_pods: bool,
+pub struct Settings {
+    /// The networks whose addresses accept node ports; absent for the node's first address of each family.
+    pub node_port_addresses: Option<Vec<IpNet>>,
+    /// Packets to clusterIPs always get the node's address as their source.
+    pub masquerade_all: bool,
+    /// The node can tell pods from others.
+    pub knows_pods: bool,
 }
 
-pub(crate) fn settings() -> impl Strategy<Value = Settings> {
+/// Random settings.
+pub fn settings() -> impl Strategy<Value = Settings> {
     let networks: Vec<Option<Vec<IpNet>>> = vec![
         None,
         Some(vec!["192.0.2.0/29".parse().unwrap()]),
@@ -85,7 +95,7 @@ pub(crate) fn settings() -> impl Strategy<Value = Settings> {
 }
 
 /// An event. Every object is deleted sometimes.
-pub(crate) fn event() -> impl Strategy<Value = Event> {
+pub fn event() -> impl Strategy<Value = Event> {
     let object = prop_oneof![
         4 => service(),
         5 => slice(),
@@ -264,16 +274,19 @@ fn service_cidr() -> impl Strategy<Value = (ObjectKey, Value)> {
 
 /// A packet. Most are aimed at a frontend that exists.
 #[derive(Debug, Clone)]
-pub(crate) struct Sent {
-    pub(crate) packet: ServicePacket,
-    pub(crate) aim: Option<usize>,
+pub struct Sent {
+    /// The packet, if it is aimed at no frontend.
+    pub packet: ServicePacket,
+    /// The frontend at which it is aimed, modulo their number.
+    pub aim: Option<usize>,
     /// The time in seconds since the last one.
-    pub(crate) delay: u64,
+    pub delay: u64,
 }
 
 impl Sent {
     /// The packet that is aimed at one of these frontends of its family.
-    pub(crate) fn aimed(&self, frontends: &[FrontendKey]) -> ServicePacket {
+    #[must_use]
+    pub fn aimed(&self, frontends: &[FrontendKey]) -> ServicePacket {
         let mut packet = self.packet.clone();
         let family = IpVersion::of(&packet.source);
         let of_family = |key: &&FrontendKey| match key.address {
@@ -301,7 +314,8 @@ fn is_of_node(address: IpAddr) -> bool {
     OF_NODE.iter().any(|own| own.parse() == Ok(address))
 }
 
-pub(crate) fn packet() -> impl Strategy<Value = Sent> {
+/// A random packet.
+pub fn packet() -> impl Strategy<Value = Sent> {
     let target = prop_oneof![
         4 => (0..3_usize).prop_map(|index| [CLUSTER_IPS[0][index], CLUSTER_IPS[1][index]]),
         4 => (0..4_usize).prop_map(|index| [EXTERNAL[0][index], EXTERNAL[1][index]]),

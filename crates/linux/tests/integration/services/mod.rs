@@ -1,0 +1,9 @@
+//! Services in a network namespace: packets go where `NodeServices::evaluate` says.
+
+mod changes;
+mod node;
+mod packets;
+mod priorities;
+mod random;
+mod repairs;
+mod setting;
