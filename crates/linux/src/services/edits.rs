@@ -2,6 +2,9 @@
 //!
 //! First come slots that no class counts yet, and chains of classes that no frontend has yet. Then everything changes at once. Slots
 //! that no class counts any more go last, when no packet that read the old class can be on the way.
+//!
+//! The kernel replaces ranges some time after the other elements of a transaction. A packet in between to a frontend with new source ranges
+//! is dropped, as if from another source, and one to an unused address of a new ServiceCIDR leaves the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
