@@ -72,7 +72,7 @@ fn known_name(expr: &Expr) -> &str {
         Expr::Reject(_) => "reject",
         Expr::Log { .. } => "log",
         Expr::Masquerade | Expr::MasqueradeToRandomPort => "masq",
-        Expr::DestinationNat { .. } => "nat",
+        Expr::DestinationNat { .. } | Expr::DestinationNatToAddress { .. } => "nat",
         Expr::Notrack => "notrack",
         Expr::Fib { .. } => "fib",
         Expr::Other(name, _) => name,
@@ -143,6 +143,9 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
         Expr::DestinationNat { family, address, port } => {
             put_numbers(to, &[(1, NAT_DESTINATION), (2, family.number())]);
             put_numbers(to, &[(3, number(*address)), (5, number(*port))]);
+        }
+        Expr::DestinationNatToAddress { family, address } => {
+            put_numbers(to, &[(1, NAT_DESTINATION), (2, family.number()), (3, number(*address))]);
         }
         Expr::Reject(Reject::TcpReset) => put_numbers(to, &[(1, REJECT_TCP_RESET)]),
         Expr::Reject(Reject::Prohibited) => {
@@ -360,19 +363,23 @@ fn lookup(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<
 
 /// The kernel adds the ends of both ranges, which are their beginnings, and flags that say that they exist.
 fn nat(data: Attributes<'_>) -> Option<Expr> {
-    /// `NF_NAT_RANGE_MAP_IPS` and `NF_NAT_RANGE_PROTO_SPECIFIED`
-    const ADDRESS_AND_PORT: u32 = 1 | 2;
+    /// `NF_NAT_RANGE_MAP_IPS`
+    const ADDRESS: u32 = 1;
+    /// `NF_NAT_RANGE_PROTO_SPECIFIED`
+    const PORT: u32 = 2;
     let family =
         [NatFamily::Ipv4, NatFamily::Ipv6].into_iter().find(|one| data.u32_be(2) == Some(one.number()))?;
+    let port = data.u32_be(5);
+    let expected = if port.is_some() { ADDRESS | PORT } else { ADDRESS };
     let is_known = data.u32_be(1)? == NAT_DESTINATION
-        && data.u32_be(7).is_none_or(|flags| flags == ADDRESS_AND_PORT)
+        && data.u32_be(7).is_none_or(|flags| flags == expected)
         && [(3, 4), (5, 6)]
             .iter()
             .all(|(first, last)| data.u32_be(*last).is_none_or(|last| Some(last) == data.u32_be(*first)));
-    is_known.then_some(Expr::DestinationNat {
-        family,
-        address: register(data.u32_be(3)?)?,
-        port: register(data.u32_be(5)?)?,
+    let address = register(data.u32_be(3)?)?;
+    is_known.then_some(match port {
+        Some(port) => Expr::DestinationNat { family, address, port: register(port)? },
+        None => Expr::DestinationNatToAddress { family, address },
     })
 }
 

@@ -167,6 +167,13 @@ pub enum Expr {
         /// The register of the port, in network byte order.
         port: Register,
     },
+    /// Translates the destination to an address, and keeps the port.
+    DestinationNatToAddress {
+        /// The family of the address.
+        family: NatFamily,
+        /// The register of the address.
+        address: Register,
+    },
     /// Leaves the packet out of connection tracking.
     Notrack,
     /// Looks the packet up in the routing tables.

@@ -116,7 +116,7 @@ impl Text {
             Expr::Log { group, prefix } => format!("log group {group} prefix {prefix:?}"),
             Expr::Masquerade => "masquerade".to_owned(),
             Expr::MasqueradeToRandomPort => "masquerade fully-random".to_owned(),
-            Expr::DestinationNat { address, .. } => {
+            Expr::DestinationNat { address, .. } | Expr::DestinationNatToAddress { address, .. } => {
                 self.loaded.clear();
                 match self.take_mapped(*address) {
                     Some(value) => format!("dnat to {value}"),

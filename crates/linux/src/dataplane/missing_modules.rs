@@ -52,7 +52,7 @@ impl MissingModules {
     fn cannot_translate(&self, expr: &Expr) -> bool {
         let feature = match expr {
             Expr::Masquerade => Feature::Masquerade,
-            Expr::DestinationNat { .. } => Feature::DestinationNat,
+            Expr::DestinationNat { .. } | Expr::DestinationNatToAddress { .. } => Feature::DestinationNat,
             Expr::Fib { .. } => Feature::Fib,
             _ => return false,
         };

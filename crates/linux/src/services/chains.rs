@@ -35,10 +35,10 @@ pub(super) fn fixed(
     chains.0
 }
 
-/// The chain of a class. If a slot is missing, the packet keeps its destination, and is dropped after that.
+/// The chain of a class. If a slot is missing, the packet is dropped.
 pub(super) fn of_class(class: SlotClass) -> Chain {
     let translate = any().has_port().of(class.family).to_backend(class);
-    Chain { base: None, rules: vec![any().reset_priority().rule(), translate, any().accept()] }
+    Chain { base: None, rules: vec![any().reset_priority().rule(), translate, any().drop()] }
 }
 
 struct Chains(BTreeMap<String, Chain>);
@@ -160,14 +160,17 @@ impl Chains {
             self.add(format!("{name}{digit}"), rules);
             let rules = vec![class(Kind::ClassInside), any().go_to_class(), any().go_to(&taken)];
             self.add(inside, rules);
-            // What an address's frontend does not translate is no node port's.
+            // What a frontend takes and does not translate is no node port's, and no other program's. It is dropped here, because a backend
+            // may have the frontend's own address and port, and such a connection does not count as translated.
             let groups = [Kind::Internal(place), Kind::External(place), Kind::Local(place)];
-            let rules = groups.map(|group| of(family).frontend(set(group), place, When::Now).accept());
-            self.add(taken, rules.to_vec());
+            let frontend = |kind| of(family).frontend(set(kind), place, When::Now);
+            let mut rules = vec![frontend(Kind::Rejected(place)).to_itself(family)];
+            rules.extend(groups.map(|group| frontend(group).drop()));
+            self.add(taken, rules);
         }
     }
 
-    /// Rejects or drops new connections to Services that were not translated.
+    /// Rejects new connections to Services without endpoints and to other ports of clusterIPs, and drops those to unused addresses.
     fn refusal(&mut self, node: &NodePorts<'_>) {
         let family = node.family;
         let digit = digit(family);
@@ -178,11 +181,8 @@ impl Chains {
         first.extend([is_to(Kind::ClusterIps).go_to(REJECT), is_to(Kind::ServiceCidrs).drop()]);
         self.add(format!("refuse{digit}"), first);
         for (place, name) in [(Place::Address, "address"), (Place::Node, "node")] {
-            let frontend = |kind| of(family).frontend(set(kind), place, When::Now);
-            let groups = [Kind::Internal(place), Kind::External(place), Kind::Local(place)];
-            let mut rules = vec![frontend(Kind::Rejected(place)).go_to(REJECT)];
-            rules.extend(groups.map(|group| frontend(group).drop()));
-            self.add(format!("refuse-{name}{digit}"), rules);
+            let rejected = of(family).frontend(set(Kind::Rejected(place)), place, When::Now);
+            self.add(format!("refuse-{name}{digit}"), vec![rejected.go_to(REJECT)]);
         }
     }
 

@@ -17,7 +17,8 @@
 //! no mark: the rules look at the destination of the connection's first packet.
 //!
 //! **Changes** have three steps, see `edits`. A packet that reads a class before a change and a slot after it finds one. If it does
-//! not, it is dropped: never rejected, and never routed with its old destination.
+//! not, the chain of the class drops it. A packet that no chain of this table has translated, because the Service came after that, may be
+//! rejected.
 
 mod chains;
 mod desired;

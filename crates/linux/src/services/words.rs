@@ -161,6 +161,16 @@ impl Words {
         ])
     }
 
+    /// Translates the destination to itself, so that no later chain translates the connection. It does not count as translated.
+    pub(super) fn to_itself(self, family: Family) -> Rule {
+        let nat = match family {
+            Family::V4 => NatFamily::Ipv4,
+            Family::V6 => NatFamily::Ipv6,
+        };
+        let load = load_address(PacketEnd::Destination, family);
+        self.ends([load, Expr::DestinationNatToAddress { family: nat, address: 0 }])
+    }
+
     /// Gives the packet an address of the node as its source.
     pub(super) fn masquerade(self) -> Rule {
         self.ends([Expr::MasqueradeToRandomPort])

@@ -423,6 +423,10 @@ fn special_chains() -> impl Strategy<Value = BTreeMap<String, Chain>> {
             Expr::DestinationNat { family, address: 0, port: 4 },
         ]
     };
+    let to_address = |family, address: &[u8]| {
+        let address = Expr::Immediate { register: 0, value: address.to_vec() };
+        vec![address, Expr::DestinationNatToAddress { family, address: 0 }]
+    };
     let translations = [(NatFamily::Ipv4, &[10, 0, 0, 1][..]), (NatFamily::Ipv6, &[0xfd; 16][..])];
     let fib = Expr::Fib { register: 0, result: 1, flags: 1 | 8 };
     let no_route = Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0; 4] };
@@ -432,7 +436,11 @@ fn special_chains() -> impl Strategy<Value = BTreeMap<String, Chain>> {
         (
             "translate",
             base(ChainKind::Nat, Hook::Prerouting, -100),
-            translations.map(|(family, address)| rule(translation(family, address))).to_vec(),
+            [
+                translations.map(|(family, address)| rule(translation(family, address))),
+                translations.map(|(family, address)| rule(to_address(family, address))),
+            ]
+            .concat(),
         ),
         (
             "forward",

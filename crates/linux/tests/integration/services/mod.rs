@@ -1,6 +1,7 @@
 //! Services in a network namespace: packets go where `NodeServices::evaluate` says.
 
 mod changes;
+mod conflicts;
 mod node;
 mod packets;
 mod priorities;

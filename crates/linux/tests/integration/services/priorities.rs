@@ -8,7 +8,7 @@ use tortie_services::*;
 use super::node::{Begin, Fate, Node};
 use super::setting::{USUAL, add_port, at, everything, frontend, open, port};
 
-fn nft(node: &Node, text: &str) {
+pub(super) fn nft(node: &Node, text: &str) {
     let mut command = Command::new("nft");
     let output = node.namespace.enter_on_spawn(command.arg(text)).unwrap().output();
     let output = output.expect("this test needs the program nft: apt-get install nftables");
