@@ -322,7 +322,7 @@ const META_KEYS: [MetaKey; 6] = [
     MetaKey::L4Proto,
 ];
 
-/// The parts of a connection, and the direction that the kernel says of each.
+/// The parts of a connection, each with the direction that the kernel reports for it.
 const CT_KEYS: [(CtKey, Option<u8>); 4] = [
     (CtKey::Status, None),
     (CtKey::OriginalIpv4Destination, Some(CT_ORIGINAL)),

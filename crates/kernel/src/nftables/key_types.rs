@@ -61,7 +61,7 @@ pub(super) fn user_data(spec: &SetSpec) -> Vec<u8> {
     if matches!(spec.data, Some(DataKind::Number | DataKind::Priority)) {
         put_number(&mut data, DATA_BYTE_ORDER, HOST_ORDER);
     }
-    // No type has a name whose keys are random numbers, so `nft` has to be told which expressions they come from.
+    // `nft` has no named type for random numbers, so the metadata names the expressions that make the key.
     if spec.key.contains(&Field::Random) {
         put_nest(&mut data, KEY_TYPEOF, |to| put_typeof(to, &spec.key));
         let values = spec.data.map(of_data).unwrap_or_default();
