@@ -52,18 +52,9 @@ const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
 #[derive(Debug, Clone)]
 pub struct Event {
     /// The object.
-    pub key: ObjectKey,
+    pub key: Key,
     /// Its value; absent if it goes.
     pub value: Option<Value>,
-}
-
-/// ServiceCIDRs have no [`Kind`].
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ObjectKey {
-    /// An object with a kind.
-    Object(Key),
-    /// The ServiceCIDR of this name.
-    ServiceCidr(String),
 }
 
 /// The operator's settings.
@@ -115,7 +106,7 @@ fn policy(local: u32) -> impl Strategy<Value = Value> {
     prop_oneof![local => Just(json!("Local")), 1 => Just(json!("Cluster")), 1 => Just(Value::Null)]
 }
 
-fn service() -> impl Strategy<Value = (ObjectKey, Value)> {
+fn service() -> impl Strategy<Value = (Key, Value)> {
     let addresses = (
         (0..3_usize, 0..3_usize, select(vec!["both", "both", "v4", "v6", "none"])),
         subsequence([EXTERNAL[0], EXTERNAL[1]].concat(), 0..3),
@@ -161,7 +152,7 @@ fn service() -> impl Strategy<Value = (ObjectKey, Value)> {
             },
             "status": {"loadBalancer": {"ingress": ingress}},
         });
-        (ObjectKey::Object(Key::namespaced(Kind::Service, namespace, name)), value)
+        (Key::namespaced(Kind::Service, namespace, name), value)
     })
 }
 
@@ -177,7 +168,7 @@ fn service_port(index: usize, kind: &str) -> Value {
     value
 }
 
-fn slice() -> impl Strategy<Value = (ObjectKey, Value)> {
+fn slice() -> impl Strategy<Value = (Key, Value)> {
     let names = (select(vec!["x", "y"]), select(vec!["s", "t"]), 0..3_u8, prop::bool::weighted(0.05));
     let content = (
         select(vec![0_usize, 0, 1]),
@@ -207,7 +198,7 @@ fn slice() -> impl Strategy<Value = (ObjectKey, Value)> {
             "metadata": {"namespace": namespace, "name": name, "labels": labels},
             "addressType": (["IPv4", "IPv6"][family]), "endpoints": endpoints, "ports": ports,
         });
-        (ObjectKey::Object(Key::namespaced(Kind::EndpointSlice, namespace, name)), value)
+        (Key::namespaced(Kind::EndpointSlice, namespace, name), value)
     })
 }
 
@@ -247,7 +238,7 @@ fn slice_endpoint(endpoint: Endpoint, family: usize, hints: &str) -> Value {
 }
 
 /// The own Node, another one, or one without what Services depend on.
-fn node() -> impl Strategy<Value = (ObjectKey, Value)> {
+fn node() -> impl Strategy<Value = (Key, Value)> {
     let label = select(vec![json!("a"), json!("b"), json!("")]);
     (select(vec![NODE, NODE, "n2"]), label, 0..3_u8).prop_map(|(name, zone, addresses)| {
         let of = |kind: &str, address: &str| json!({"type": kind, "address": address});
@@ -259,16 +250,20 @@ fn node() -> impl Strategy<Value = (ObjectKey, Value)> {
         };
         let labels = json!({"topology.kubernetes.io/zone": zone});
         let value = json!({"kind": "Node", "metadata": {"name": name, "labels": labels}, "status": {"addresses": addresses}});
-        (ObjectKey::Object(Key::global(Kind::Node, name)), value)
+        (Key::global(Kind::Node, name), value)
     })
 }
 
-fn service_cidr() -> impl Strategy<Value = (ObjectKey, Value)> {
-    let cidrs =
-        select(vec![json!(["10.96.0.0/16", "fd96::/112"]), json!(["10.96.0.0/30"]), json!(["wrong"])]);
+fn service_cidr() -> impl Strategy<Value = (Key, Value)> {
+    let cidrs = select(vec![
+        json!(["10.96.0.0/16", "fd96::/112"]),
+        json!(["10.96.0.0/30"]),
+        json!(["192.0.2.8/29"]),
+        json!(["wrong"]),
+    ]);
     (select(vec!["kubernetes", "more"]), cidrs).prop_map(|(name, cidrs)| {
         let value = json!({"kind": "ServiceCIDR", "metadata": {"name": name}, "spec": {"cidrs": cidrs}});
-        (ObjectKey::ServiceCidr(name.to_owned()), value)
+        (Key::global(Kind::ServiceCidr, name), value)
     })
 }
 

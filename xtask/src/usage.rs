@@ -14,7 +14,7 @@ cargo xtask ci              what must hold before a change lands: formatting, li
 cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
 cargo xtask e2e build       builds the programs of nodes and Kubernetes' suite (tests/e2e)
-cargo xtask e2e up [--dual-stack|--without-tortie]
+cargo xtask e2e up [--dual-stack|--without-kube-proxy|--without-tortie]
                             starts a cluster with two nodes that run pods, and installs Tortie; needs root, as do all that follow
 cargo xtask e2e down        removes it
 cargo xtask e2e all         all that follows, except for windows and flannel, on clusters of its own, and a summary; about 80 minutes

@@ -15,7 +15,7 @@ use crate::pending::Batch;
 use crate::queue::Batches;
 
 /// The maximum number of changes in a batch.
-const MAX_BATCH: usize = 1_024;
+pub(crate) const MAX_BATCH: usize = 1_024;
 
 /// flannel's leases in etcd, if there are any.
 pub(crate) type Leases = Option<watch::Receiver<Arc<LeaseSnapshot>>>;
@@ -105,7 +105,7 @@ async fn barrier(store: &dyn Store, kinds: &[Kind]) -> Positions {
 }
 
 /// Puts changes together.
-fn batch(changes: Vec<Change>) -> Batch {
+pub(crate) fn batch(changes: Vec<Change>) -> Batch {
     let mut batch = Batch::default();
     for change in changes {
         match change {

@@ -1,7 +1,7 @@
 //! The agent's HTTP server: `/healthz`, `/readyz` and `/metrics`.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,6 +12,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -30,6 +32,8 @@ const MAX_CONNECTIONS: usize = 128;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum duration of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// The connections that wait to be accepted, as in the standard library.
+const BACKLOG: i32 = 128;
 /// The delay after a failed accept, which is mostly caused by a lack of file descriptors.
 const ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
@@ -41,7 +45,7 @@ pub(crate) struct Sources {
     /// Has a value when the dataplane's thread has started.
     pub(crate) events: watch::Receiver<Option<Events>>,
     /// Receives the addresses that are taken.
-    pub(crate) taken: watch::Sender<Taken>,
+    pub(crate) taken: Arc<watch::Sender<Taken>>,
 }
 
 /// Which paths an address serves.
@@ -55,25 +59,72 @@ pub(crate) enum Paths {
 
 /// Opens the address, as often as it takes, and serves until the future is dropped.
 pub(crate) async fn serve(address: SocketAddr, paths: Paths, sources: Sources) {
+    let listener = bind(address, OtherFamily::AsTheSystemSays, &sources.taken).await;
+    answer_all(listener, move |request| Some(sources.answer(paths, request.path))).await;
+}
+
+/// Whether a socket of all IPv6 addresses takes connections to IPv4 addresses, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OtherFamily {
+    AsTheSystemSays,
+    Taken,
+    Refused,
+}
+
+/// Opens the address, as often as it takes.
+pub(crate) async fn bind(
+    address: SocketAddr,
+    other_family: OtherFamily,
+    taken: &watch::Sender<Taken>,
+) -> TcpListener {
     let mut backoff = Backoff::new(random_seed());
-    let listener = loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => break listener,
+    loop {
+        match listen(address, other_family) {
+            Ok(listener) => {
+                taken.send_if_modified(|taken| taken.remove(&address).is_some());
+                return listener;
+            }
             Err(error) => {
-                if !sources.taken.borrow().contains_key(&address) {
-                    tracing::error!(%error, %address, "cannot serve health and metrics; Tortie retries");
+                if !taken.borrow().contains_key(&address) {
+                    tracing::error!(%error, %address, "cannot serve health or metrics; Tortie retries");
                 }
-                sources.taken.send_modify(|taken| drop(taken.insert(address, error.to_string())));
+                taken.send_modify(|taken| drop(taken.insert(address, error.to_string())));
                 backoff.wait().await;
             }
         }
-    };
-    sources.taken.send_if_modified(|taken| taken.remove(&address).is_some());
-    run(listener, paths, sources).await;
+    }
 }
 
-/// Serves until the future is dropped.
-async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
+fn listen(address: SocketAddr, other_family: OtherFamily) -> io::Result<TcpListener> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    match other_family {
+        _ if address.is_ipv4() => {}
+        OtherFamily::AsTheSystemSays => {}
+        OtherFamily::Taken => socket.set_only_v6(false)?,
+        OtherFamily::Refused => socket.set_only_v6(true)?,
+    }
+    // As the standard library: on Windows, the option lets others take the port.
+    #[cfg(unix)]
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// A request.
+pub(crate) struct AskedPath<'a> {
+    /// The address to which the client connected.
+    pub(crate) local: SocketAddr,
+    pub(crate) path: &'a str,
+}
+
+/// Serves until the future is dropped. A connection to which there is no answer is closed.
+pub(crate) async fn answer_all(
+    listener: TcpListener,
+    answer: impl Fn(AskedPath<'_>) -> Option<Response<String>> + Clone + Send + Sync + 'static,
+) {
     let mut connections = Connections::default();
     loop {
         let stream = match listener.accept().await {
@@ -84,11 +135,12 @@ async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
                 continue;
             }
         };
-        let sources = sources.clone();
+        let Ok(local) = stream.local_addr() else { continue };
+        let answer = answer.clone();
         connections.spawn(async move {
             let service = service_fn(|request: Request<Incoming>| {
-                let answer = sources.answer(paths, request.uri().path());
-                async move { Ok::<_, Infallible>(answer) }
+                let answered = answer(AskedPath { local, path: request.uri().path() }).ok_or(Refused);
+                async move { answered }
             });
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -101,6 +153,11 @@ async fn run(listener: TcpListener, paths: Paths, sources: Sources) {
         });
     }
 }
+
+/// There is no answer.
+#[derive(Debug, Error)]
+#[error("nothing is served at this address")]
+struct Refused;
 
 /// The connections from the oldest to the newest; some have ended.
 #[derive(Default)]

@@ -48,6 +48,7 @@ mod report;
 mod runtime_config;
 mod saved_state;
 mod server;
+mod services;
 mod shared_ends;
 mod tunnels;
 mod unreachable;
@@ -92,7 +93,9 @@ use pods::Pods;
 pub use policy_only::PolicyOnly;
 pub use reconfigure::Reconfiguring;
 use saved_state::Saver;
+pub use services::ServiceProxy;
 pub use tortie_flannel::FlannelEtcd;
+pub use tortie_services::NodePortAddresses;
 pub use tortie_windows::{AdapterSelector, Host, HostRoutes, SavedReport, StaticRules};
 use unsupported::{PlainRoutes, Watched};
 
@@ -139,6 +142,8 @@ pub struct Extras {
     pub flannel_etcd: Option<FlannelEtcd>,
     /// Whether another CNI plugin connects the pods, and how the agent then recognises them.
     pub policy_only: Option<PolicyOnly>,
+    /// Whether the agent serves the Services of the cluster on its node, and how. On Linux, without `policy_only`.
+    pub services: Option<ServiceProxy>,
     /// The file where the agent saves the node's state, if it does. An agent that starts and finds no policy on the node reads it, and
     /// closes the pods to which policy applied until it knows the cluster.
     pub saved_state: Option<PathBuf>,
@@ -356,9 +361,10 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
     let metrics = Arc::new(Metrics::new());
     let progress = Arc::new(Progress::new(holding.as_ref().map(Holding::has_closed)));
     let (started, events) = watch::channel(None);
-    let taken = watch::Sender::default();
+    let taken = Arc::new(watch::Sender::default());
     let taken_now = taken.subscribe();
-    let sources = Sources { metrics: metrics.clone(), progress: progress.clone(), events, taken };
+    let sources =
+        Sources { metrics: metrics.clone(), progress: progress.clone(), events, taken: taken.clone() };
     let _http = serve_http(&extras, &sources);
     let store: Arc<dyn Store> = endpoints.clone();
     // Before anything waits for the datastore.
@@ -384,6 +390,7 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
                 .to_owned(),
         });
     }
+    let of_services = services::prepare(&node, &platform, &extras)?;
     let of_bgp = bgp::prepare(&node, extras.bgp, &platform, control_socket.parent())?;
     let most_blocks = if platform.is_bridge() { 1 } else { node::most_blocks(platform.hcn()).await };
     let ipam = Ipam::new(store.clone(), &node, node_labels).with_most_blocks(most_blocks);
@@ -415,11 +422,13 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
     assigned_pods.tell(batches.asker());
     progress.reach(Stage::ReadCluster);
     let bgp_conditions = watch::Sender::default();
+    let service_conditions = watch::Sender::default();
     let cni_conditions = watch::Sender::default();
     let events = report::Events {
         in_force: in_force.clone(),
         taken: taken_now,
         bgp: bgp_conditions.subscribe(),
+        services: service_conditions.subscribe(),
         cni_config: cni_conditions.subscribe(),
         addresses: match &announced {
             Some(announced) => announced.conditions(),
@@ -447,6 +456,10 @@ pub async fn run_from(begun: Begun, config: Config, extras: Extras) -> Result<()
         );
         asked
     });
+    if let (Some(system), Some(proxy)) = (of_services, extras.services.clone()) {
+        let serving = services::run(node.clone(), proxy, system, in_force.clone(), service_conditions, taken);
+        parts.add("the serving of Services", serving);
+    }
     if let Some(announced) = announced {
         let announcing = announcement::keep_announced(
             endpoints.clone(),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Position, Positions};
@@ -47,6 +48,8 @@ pub(crate) struct InForce {
     pub(crate) endpoints: Vec<EndpointId>,
     /// The endpoints of the node by address.
     pub(crate) holders: BTreeMap<IpAddr, EndpointId>,
+    /// The networks of the node's pods.
+    pub(crate) pod_networks: BTreeSet<IpNet>,
     /// The ports of the node that lead to pods, or are to do so.
     pub(crate) host_ports: Vec<(HostPort, EndpointId)>,
     pub(crate) report: Report,
@@ -415,6 +418,7 @@ impl Plane {
             positions: self.positions.clone(),
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
             holders: self.holders(),
+            pod_networks: self.pod_networks(),
             host_ports: self.host_ports(),
             report: self.report.clone(),
             findings: self.calc.findings(),
@@ -427,6 +431,17 @@ impl Plane {
     fn holders(&self) -> BTreeMap<IpAddr, EndpointId> {
         let endpoints = self.calc.state().endpoints.iter();
         endpoints.flat_map(|(id, endpoint)| endpoint.addresses.iter().map(|one| (*one, id.clone()))).collect()
+    }
+
+    /// The node's own blocks, so that pods belong to them from their first packet, and the addresses of pods elsewhere.
+    fn pod_networks(&self) -> BTreeSet<IpNet> {
+        let state = self.calc.state();
+        let blocks = state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Local));
+        let blocks: BTreeSet<IpNet> = blocks.map(|(network, _)| *network).collect();
+        let addresses = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
+        let others = addresses.filter(|address| !blocks.iter().any(|block| block.contains(*address)));
+        let others: Vec<IpNet> = others.map(|address| IpNet::from(*address)).collect();
+        blocks.into_iter().chain(others).collect()
     }
 
     fn host_ports(&self) -> Vec<(HostPort, EndpointId)> {

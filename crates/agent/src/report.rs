@@ -44,6 +44,8 @@ pub(crate) struct Events {
     pub(crate) taken: watch::Receiver<Taken>,
     /// The conditions of the BGP speaker.
     pub(crate) bgp: watch::Receiver<Vec<Condition>>,
+    /// The conditions of Services.
+    pub(crate) services: watch::Receiver<Vec<Condition>>,
     /// Why the CNI configuration cannot be written.
     pub(crate) cni_config: watch::Receiver<Option<Condition>>,
     /// The conditions of the node's own addresses.
@@ -52,7 +54,7 @@ pub(crate) struct Events {
 
 /// Writes reports until the dataplane's thread ends. `about` is the constant content.
 pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, events: Events) {
-    let Events { mut in_force, mut taken, mut bgp, mut cni_config, mut addresses } = events;
+    let Events { mut in_force, mut taken, mut bgp, mut services, mut cni_config, mut addresses } = events;
     let key = Key::global(Kind::NodeReport, &node);
     let mut changes = store.follow(vec![Interest::in_object(&key)]);
     let heartbeat = Duration::from_secs(about.heartbeat_seconds);
@@ -69,6 +71,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, 
             &taken.borrow_and_update(),
             bgp.borrow_and_update()
                 .iter()
+                .chain(&*services.borrow_and_update())
                 .chain(&*cni_config.borrow_and_update())
                 .chain(&*addresses.borrow_and_update()),
         );
@@ -94,6 +97,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String, about: NodeStatus, 
             // The other end lives as long as the agent.
             Ok(()) = taken.changed() => {}
             Ok(()) = bgp.changed() => {}
+            Ok(()) = services.changed() => {}
             Ok(()) = cni_config.changed() => {}
             Ok(()) = addresses.changed() => {}
             change = changes.next() => match change {
@@ -195,8 +199,8 @@ impl Events {
     /// The reasons of all conditions that the agent has now. A report has no more than [`MAX_CONDITIONS`] of them.
     pub(crate) fn reasons(&self) -> Vec<String> {
         let (bgp, addresses) = (self.bgp.borrow(), self.addresses.borrow());
-        let cni_config = self.cni_config.borrow();
-        let others = bgp.iter().chain(&*cni_config).chain(&*addresses);
+        let (services, cni_config) = (self.services.borrow(), self.cni_config.borrow());
+        let others = bgp.iter().chain(&*services).chain(&*cni_config).chain(&*addresses);
         let all = all_conditions(&self.in_force.borrow(), &self.taken.borrow(), others);
         all.into_iter().map(|condition| condition.reason).collect()
     }
@@ -363,11 +367,18 @@ mod tests {
             in_force: watch::channel(Arc::new(now)).1,
             taken: watch::channel(taken).1,
             bgp: watch::channel(vec![condition(Reason::BgpSessionDown)]).1,
+            services: watch::channel(vec![condition(Reason::ServicesNotServed)]).1,
             cni_config: watch::channel(Some(condition(Reason::CniConfigNotWritten))).1,
             addresses: watch::channel(vec![condition(Reason::RouteRefused)]).1,
         };
-        let expected =
-            ["BgpSessionDown", "CniConfigNotWritten", "RouteRefused", "RouteTaken", "AddressTaken"];
+        let expected = [
+            "BgpSessionDown",
+            "ServicesNotServed",
+            "CniConfigNotWritten",
+            "RouteRefused",
+            "RouteTaken",
+            "AddressTaken",
+        ];
         assert_eq!(events.reasons(), expected);
     }
 
@@ -475,8 +486,9 @@ mod tests {
             let (in_force, receiver) = watch::channel(Arc::default());
             let about = NodeStatus { heartbeat_seconds, ..NodeStatus::default() };
             let (taken, bgp) = (watch::channel(Taken::new()).1, watch::channel(Vec::new()).1);
+            let services = watch::channel(Vec::new()).1;
             let (cni_config, addresses) = (watch::channel(None).1, watch::channel(Vec::new()).1);
-            let events = Events { in_force: receiver, taken, bgp, cni_config, addresses };
+            let events = Events { in_force: receiver, taken, bgp, services, cni_config, addresses };
             tokio::spawn(run(store.clone(), "n".to_owned(), about, events));
             let reporter = Self { store, in_force };
             reporter.reach(1);

@@ -20,6 +20,8 @@ pub enum Kind {
     Service,
     /// Some of the backends of a Service.
     EndpointSlice,
+    /// Networks of the addresses that Services get.
+    ServiceCidr,
     /// A Calico tier: policies are evaluated tier by tier.
     Tier,
     /// A Calico profile: rules that are evaluated after the last tier, and labels that endpoints inherit.
@@ -112,7 +114,7 @@ const CALICO: &str = "projectcalico.org/v3";
 const APPS: &str = "apps/v1";
 const BATCH: &str = "batch/v1";
 
-const DESCRIPTIONS: [Description; 43] = [
+const DESCRIPTIONS: [Description; 44] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no", "nos"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -126,6 +128,7 @@ const DESCRIPTIONS: [Description; 43] = [
         &["endpointslice"],
         true,
     ),
+    describe(Kind::ServiceCidr, "networking.k8s.io/v1", "ServiceCIDR", "servicecidrs", &[], false),
     describe(Kind::Tier, CALICO, "Tier", "tiers", &[], false),
     describe(Kind::Profile, CALICO, "Profile", "profiles", &["pro", "pros"], false),
     describe(Kind::NetworkSet, CALICO, "NetworkSet", "networksets", &["netset", "netsets"], true),
@@ -365,10 +368,10 @@ impl Kind {
     }
 
     /// Whether a healthy cluster may lack its definition: other projects define it, and neither Kubernetes nor an
-    /// installation of Tortie does.
+    /// installation of Tortie does; or Kubernetes has it only since version 1.33.
     #[must_use]
     pub fn is_optional(self) -> bool {
-        self.api_version().starts_with("policy.networking.k8s.io/")
+        self == Kind::ServiceCidr || self.api_version().starts_with("policy.networking.k8s.io/")
     }
 
     /// The order in which objects are applied, lowest first: objects come after those that they name, and pods come
@@ -387,7 +390,8 @@ impl Kind {
             | Kind::CalicoNodeStatus
             | Kind::IpPool
             | Kind::IpReservation
-            | Kind::IpamConfig => 1,
+            | Kind::IpamConfig
+            | Kind::ServiceCidr => 1,
             Kind::Tier => 2,
             Kind::ServiceAccount => 3,
             Kind::NetworkSet | Kind::GlobalNetworkSet => 4,

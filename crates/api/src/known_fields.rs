@@ -123,6 +123,7 @@ pub(crate) fn check(kind: Kind, value: &Value, problems: &mut Vec<FieldError>) {
             of("spec", SERVICE);
             of("spec.ports[]", SERVICE_PORT);
         }
+        Kind::ServiceCidr => of("spec", &["cidrs"]),
         Kind::EndpointSlice => {
             of("endpoints[]", SLICE_ENDPOINT);
             of("ports[]", SLICE_PORT);

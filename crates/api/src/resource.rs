@@ -14,7 +14,7 @@ use crate::calico::{
 };
 use crate::kubernetes::{
     ClusterPolicy, EndpointSlice, KubernetesNetworkPolicy, Namespace, Node, Pod, Service, ServiceAccount,
-    Workload,
+    ServiceCidr, Workload,
 };
 use crate::report::NodeReport;
 use crate::value::Strict;
@@ -70,6 +70,8 @@ pub enum Resource {
     Pod(Pod),
     Service(Service),
     EndpointSlice(EndpointSlice),
+    /// Networks of the addresses that Services get.
+    ServiceCidr(ServiceCidr),
     Tier(Tier),
     Profile(Profile),
     NetworkSet(NetworkSet),
@@ -166,6 +168,7 @@ impl Resource {
             Kind::Pod => Self::Pod(typed(value).map_err(one)?),
             Kind::Service => Self::Service(typed(value).map_err(one)?),
             Kind::EndpointSlice => Self::EndpointSlice(typed(value).map_err(one)?),
+            Kind::ServiceCidr => Self::ServiceCidr(typed(value).map_err(one)?),
             Kind::KubernetesNetworkPolicy => {
                 let policy: KubernetesNetworkPolicy = typed(value).map_err(one)?;
                 policy.validate()?;

@@ -22,6 +22,7 @@ use crate::flannel_etcd::FlannelEtcdArguments;
 use crate::lab::lab;
 use crate::node_name::NodeName;
 use crate::output;
+use crate::service_proxy::ServiceProxyArguments;
 use crate::store::StoreArguments;
 
 /// The deadline of one call of HNS: some calls take many seconds, and some never return (docs/hns.md, Calls).
@@ -189,6 +190,8 @@ struct Daemon {
         default_value = PolicyOnly::RESULTS
     )]
     cni_results: PathBuf,
+    #[command(flatten)]
+    services: ServiceProxyArguments,
     /// How to find the node's own IPv4 address: kubernetes-internal-ip (what the kubelet reports), first-found, can-reach=HOST,
     /// interface=REGEX,…, skip-interface=REGEX,… or cidr=NETWORK,…
     #[arg(
@@ -282,9 +285,11 @@ impl Daemon {
         extras.flannel_etcd = self.flannel_etcd.open()?;
         let beside = || self.deletion_queue.with_file_name("store-identity");
         let store_identity = self.store_identity.clone().unwrap_or_else(beside);
+        let store = self.store.open_remembering(&store_identity).await?;
+        extras.services = self.services.open(&self.store, &store).await?;
         let config = Config {
             node,
-            store: self.store.open_remembering(&store_identity).await?,
+            store,
             platform,
             cni_socket: self.cni_socket,
             control_socket: self.control_socket,
@@ -307,7 +312,7 @@ impl Daemon {
         }
     }
 
-    /// Everything but flannel's datastore.
+    /// Everything but flannel's datastore, and that of Services.
     fn extras(&self, log_level: LogLevel) -> anyhow::Result<Extras> {
         let (nat_outgoing, encapsulation) = (self.default_pool_nat, self.default_pool_encapsulation);
         let of_ipv6 = self.default_pool_v6.map(IpNet::V6);
@@ -327,6 +332,7 @@ impl Daemon {
             flannel: self.flannel,
             flannel_etcd: None,
             policy_only: self.policy_only.then(policy_only),
+            services: None,
             address_methods: AddressMethods {
                 ipv4: self.ip_autodetection_method.clone(),
                 ipv6: self.ip6_autodetection_method.clone(),

@@ -93,6 +93,10 @@ pub(crate) struct Install {
     /// Where each agent serves metrics to other machines, such as 0.0.0.0:9199
     #[arg(long, value_name = "ADDRESS")]
     metrics_address: Option<SocketAddr>,
+    /// Serve Services on Linux nodes in the place of kube-proxy. Agents then need the address of the API server itself (--api-server).
+    /// They leave Services to kube-proxy on each node where it runs or has left rules
+    #[arg(long, requires = "api_server", conflicts_with = "policy_only")]
+    services: bool,
     /// The API server for agents, if nodes cannot reach the Service `kubernetes` before Tortie runs
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     api_server: Option<(String, u16)>,
@@ -190,6 +194,7 @@ impl Install {
             bgp_secrets: self.bgp_secret.clone(),
             log_level: self.log_level.clone(),
             metrics_address: self.metrics_address,
+            services: self.services,
             api_server: self.api_server.clone(),
             cni_bin_dir: self.cni_bin_dir.clone(),
             cni_conf_dir: self.cni_conf_dir.clone(),

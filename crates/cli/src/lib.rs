@@ -65,6 +65,7 @@ mod routes;
 #[cfg(unix)]
 mod serve;
 mod service;
+mod service_proxy;
 mod show;
 mod signals;
 mod snapshot;

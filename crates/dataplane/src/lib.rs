@@ -6,6 +6,7 @@ mod learned_routes;
 mod members;
 mod reason;
 mod saved_state;
+mod service_dataplane;
 mod services;
 mod settings;
 mod shown;
@@ -24,6 +25,7 @@ pub use learned_routes::{AppliedRoutes, LearnedRouteTable, RouteTableError, Syst
 pub use members::Members;
 pub use reason::{Reason, Severity};
 pub use saved_state::SavedState;
+pub use service_dataplane::{ServiceDataplane, ServiceDataplaneError};
 pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};

@@ -185,6 +185,8 @@ pub enum Reason {
     ServiceAddressTaken,
     /// Policy allows only some backends of a Service.
     ServicePartlyAllowed,
+    /// The agent is to serve Services, and does not, or not as they are now.
+    ServicesNotServed,
     /// The state of the node for the next start of its agent is not saved.
     StateNotSaved,
     /// The node no longer has its subnet of flannel, so it gives pods no addresses, and packets to its pods go to the node that has it.
@@ -252,6 +254,7 @@ impl Reason {
             | ProviderAddressDiffers
             | RouteRefused
             | RouteTaken
+            | ServicesNotServed
             | SubnetLost
             | VxlanPortNotSupported => Severity::Unreachable,
             AdapterDiffers | AdapterNotUsable | DatastoreLocked | Differs | EndpointMissing

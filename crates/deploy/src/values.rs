@@ -52,6 +52,8 @@ pub struct Values {
     pub log_level: String,
     /// Where agents serve metrics to other machines.
     pub metrics_address: Option<SocketAddr>,
+    /// Whether agents serve Services in the place of kube-proxy. Needs `api_server`.
+    pub services: bool,
     /// The API server's host and port, if nodes cannot reach the Service `kubernetes` before Tortie runs.
     pub api_server: Option<(String, u16)>,
     /// Where the container runtime looks for plugins.
@@ -114,6 +116,7 @@ impl Default for Values {
             bgp_secrets: Vec::new(),
             log_level: "info".to_owned(),
             metrics_address: None,
+            services: false,
             api_server: None,
             cni_bin_dir: "/opt/cni/bin".to_owned(),
             cni_conf_dir: "/etc/cni/net.d".to_owned(),
@@ -141,6 +144,9 @@ impl Values {
         }
         if let Some(address) = self.metrics_address {
             environment.insert("TORTIE_METRICS_ADDRESS".to_owned(), address.to_string());
+        }
+        if self.services {
+            environment.insert("TORTIE_SERVICES".to_owned(), "true".to_owned());
         }
         if let Some((host, port)) = &self.api_server {
             environment.insert("KUBERNETES_SERVICE_HOST".to_owned(), host.clone());

@@ -1,7 +1,7 @@
 //! The kernel's connection tracking table (`linux/netfilter/nfnetlink_conntrack.h`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use tortie_api::net::{Flow, Protocol};
 
@@ -74,6 +74,14 @@ impl Conntrack {
         self.forget_if(|connection| flow_of(connection).is_some_and(|flow| is_gone(&flow)))
     }
 
+    /// Removes the connections for which the condition holds, and returns their number.
+    ///
+    /// # Errors
+    /// An error of the kernel.
+    pub fn forget_connections(&mut self, is_gone: impl Fn(&Connection) -> bool) -> Result<usize> {
+        self.forget_if(|reply| connection_of(reply).is_some_and(|connection| is_gone(&connection)))
+    }
+
     fn forget_if(&mut self, is_gone: impl Fn(&Reply) -> bool) -> Result<usize> {
         let connections = self.socket.dump(&message(GET, |_| ())).map_err(refused("list connections"))?;
         let deletions: Vec<_> =
@@ -90,6 +98,17 @@ impl Conntrack {
     }
 }
 
+/// Who answers a client, and where the client sent its first packet. They differ if the destination was translated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connection {
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The destination of the first packet before translation.
+    pub requested: SocketAddr,
+    /// The source of replies.
+    pub replier: SocketAddr,
+}
+
 // `IPCTNL_MSG_CT_…`, in the subsystem `NFNL_SUBSYS_CTNETLINK`.
 const GET: u16 = 0x101;
 const DELETE: u16 = 0x102;
@@ -103,8 +122,10 @@ const TUPLE_IP: u16 = 1;
 const TUPLE_PROTO: u16 = 2;
 // `CTA_IP_…` of IPv4 and of IPv6; `CTA_PROTO_…`, of ICMP and of ICMPv6.
 const SOURCE: [u16; 2] = [1, 3];
+const DESTINATION: [u16; 2] = [2, 4];
 const PROTOCOL: u16 = 1;
 const SOURCE_PORT: u16 = 2;
+const DESTINATION_PORT: u16 = 3;
 const ICMP_TYPE: [u16; 2] = [5, 8];
 const ICMP_CODE: [u16; 2] = [6, 9];
 
@@ -113,7 +134,7 @@ const HEADER: usize = 4;
 
 /// Reads an object in each way in which an answer is read.
 pub(crate) fn read_any(reply: &Reply) {
-    let _ = (flow_of(reply), addresses_of(reply).count(), deletion(reply));
+    let _ = (flow_of(reply), connection_of(reply), addresses_of(reply).count(), deletion(reply));
 }
 
 fn message(kind: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
@@ -170,6 +191,22 @@ fn flow_of(connection: &Reply) -> Option<Flow> {
         source_port: port(there, SOURCE_PORT),
         destination_port: port(back, SOURCE_PORT),
         icmp: one_of(ICMP_TYPE).zip(one_of(ICMP_CODE)),
+    })
+}
+
+/// The two ends of a connection at the server's side.
+fn connection_of(connection: &Reply) -> Option<Connection> {
+    let end = |tuple, addresses: [u16; 2], port| {
+        let tuple = attributes(connection).nest(tuple);
+        let address =
+            addresses.into_iter().find_map(|kind| tuple.nest(TUPLE_IP).get(kind)).and_then(address)?;
+        let bytes = tuple.nest(TUPLE_PROTO).get(port).and_then(|bytes| <[u8; 2]>::try_from(bytes).ok());
+        Some(SocketAddr::new(address, bytes.map_or(0, u16::from_be_bytes)))
+    };
+    Some(Connection {
+        protocol: flow_of(connection)?.protocol,
+        requested: end(TUPLE_ORIG, DESTINATION, DESTINATION_PORT)?,
+        replier: end(TUPLE_REPLY, SOURCE, SOURCE_PORT)?,
     })
 }
 

@@ -24,7 +24,7 @@ use crate::node::{Node, Os, StoreAccess};
 use crate::pki::Authority;
 use crate::runtime;
 use crate::sandbox::{PodApi, RuntimeNode};
-use crate::services::{self, ProxiedNode, addresses, dns};
+use crate::services::{self, addresses, dns};
 use crate::wine::Programs;
 use crate::{LabDir, LabError, Progress, controller, slices, underlay, wine, workloads};
 
@@ -142,6 +142,9 @@ impl Cluster {
                 (shape.bgp && takes_plain, "--bgp"),
                 (shape.direct_routes && takes_plain, "--direct-routes"),
                 (is_bridge, "--windows-network=l2bridge"),
+                (os == Os::Linux, "--services"),
+                // Nobody else has the cluster's Services.
+                (os == Os::Linux && datastore == Datastore::Etcd, "--services-source=datastore"),
             ];
             let options = options.into_iter().filter(|(is_given, _)| *is_given);
             let options: Vec<&str> = options.map(|(_, option)| option).collect();
@@ -334,10 +337,8 @@ impl Cluster {
 
     async fn start_runtime(&mut self) -> Result<(), LabError> {
         let nodes: Vec<RuntimeNode> = self.nodes.iter().map(|node| node.for_runtime(&self.dir)).collect();
-        let proxied = nodes.iter().map(|node| match &node.hcn {
-            Some(hcn) => (node.name.clone(), ProxiedNode::Windows(hcn.clone())),
-            None => (node.name.clone(), ProxiedNode::Linux(node.netns.clone())),
-        });
+        // Agents of Linux nodes serve Services themselves.
+        let proxied = nodes.iter().filter_map(|node| Some((node.name.clone(), node.hcn.clone()?)));
         let proxied = proxied.collect();
         let (dir, store) = (self.dir.clone(), self.store.clone());
         match &self.kubernetes {

@@ -19,7 +19,7 @@ use crate::kubelet::Kubelet;
 use crate::node::{Node, Os, StoreAccess};
 use crate::probe::{self, Probe};
 use crate::sandbox::PodApi;
-use crate::services::{self, ProxiedNode};
+use crate::services;
 use crate::supervise::link_binaries;
 use crate::{LabDir, LabError, Progress, runtime};
 
@@ -74,8 +74,7 @@ impl JoinedNode {
         tasks.push(kubelet.keep_leases(vec![node.name.clone()]));
         let api = PodApi::Kubernetes(kubelet);
         tasks.push(runtime::start(dir.clone(), store.clone(), api, vec![node.for_runtime(&dir)]));
-        let proxied = vec![(node.name.clone(), ProxiedNode::Windows(hcn.clone()))];
-        tasks.push(services::start(store, proxied).await?);
+        tasks.push(services::start(store, vec![(node.name.clone(), hcn.clone())]).await?);
         Ok(Self { dir, node, hcn, tasks, _lock: lock })
     }
 

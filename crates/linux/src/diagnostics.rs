@@ -58,7 +58,7 @@ fn table_text(name: &str, table: &Table) -> String {
 
 /// What the chains of foreign tables may do with packets.
 fn other_tables(config: &Config) -> crate::Result<String> {
-    let others = Others::read(&config.table, MOST_FOREIGN)?;
+    let others = Others::read(&[&config.table], MOST_FOREIGN)?;
     let mut text = String::new();
     if others.cut_short {
         let _ = writeln!(text, "only the first {MOST_FOREIGN} objects were read");

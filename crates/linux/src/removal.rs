@@ -7,7 +7,7 @@ use tortie_kernel::route::{Change, LinkSetting, Route, RouteSocket};
 
 use crate::dataplane::{Config, OVERLAY_MARK, ROUTE_PROTOCOL, remove_ipip};
 use crate::error::tolerate_gone;
-use crate::{Error, calico, learned_routes, wire};
+use crate::{Error, calico, learned_routes, services, wire};
 
 /// Removes everything of Tortie from the calling thread's network namespace, and returns what it has removed. The agent
 /// must have ended. The parameters of the kernel stay, because others may need them by now.
@@ -38,6 +38,7 @@ pub fn remove_all(config: &Config) -> crate::Result<Vec<String>> {
     if remove_ipip(&config.ipip_device, &mut socket)? {
         removed.push(format!("link {}", config.ipip_device));
     }
+    removed.extend(remove_services()?);
     removed.extend(table.delete()?);
     Ok(removed)
 }
@@ -73,11 +74,17 @@ pub fn hand_over_to_calico(config: &Config) -> crate::Result<Vec<String>> {
             done.push(format!("left link {} to Calico", link.name));
         }
     }
+    done.extend(remove_services()?);
     done.extend(table.delete()?);
     Ok(done)
 }
 
-/// Tortie's table, if it exists.
+/// Removes the table of Services, and returns its name.
+fn remove_services() -> crate::Result<Option<String>> {
+    Ok(services::remove()?.then(|| format!("nftables table inet {}", services::TABLE)))
+}
+
+/// Tortie's table of policy, if it exists.
 struct Table(Option<(Nft, String)>);
 
 impl Table {

@@ -95,7 +95,7 @@ pub enum ServiceOutcome {
 }
 
 /// The rules that a judgement may name.
-pub const SERVICE_RULES: [&str; 27] = [
+pub const SERVICE_RULES: [&str; 28] = [
     "clusterIP",
     "load balancer",
     "externalIP",
@@ -115,6 +115,7 @@ pub const SERVICE_RULES: [&str; 27] = [
     "no endpoint",
     "clusterIP, other port",
     "unused clusterIP",
+    "address of the node in a ServiceCIDR",
     "not of a Service",
     "outside of source ranges",
     "to itself",
@@ -293,7 +294,12 @@ fn unclaimed(
     let cidrs = cluster.objects.iter().filter(|object| object["kind"] == "ServiceCIDR");
     let mut networks =
         cidrs.flat_map(|cidr| items(&cidr["spec"]["cidrs"])).filter_map(|cidr| net(text(cidr)));
-    if networks.any(|network| network.contains(&packet.destination)) {
+    let is_unused = networks.any(|network| network.contains(&packet.destination));
+    if is_unused && packet.is_to_node {
+        rules.push("address of the node in a ServiceCIDR");
+        return ServiceOutcome::Untouched;
+    }
+    if is_unused {
         rules.push("unused clusterIP");
         return ServiceOutcome::Dropped;
     }

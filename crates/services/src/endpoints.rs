@@ -35,7 +35,7 @@ pub(crate) struct Endpoint {
     address: IpAddr,
     pub(crate) is_local: bool,
     pub(crate) is_ready: bool,
-    is_serving: bool,
+    pub(crate) is_serving: bool,
     is_terminating: bool,
     pub(crate) hints: Hints,
 }

@@ -81,9 +81,7 @@ impl NodeServices {
         match self.frontend(packet) {
             Some(frontend) => self.through(frontend, packet, masquerading, remembered),
             None if self.cluster_ips.contains(&packet.destination) => Outcome::Rejected,
-            None if self.service_cidrs.iter().any(|network| network.contains(&packet.destination)) => {
-                Outcome::Dropped
-            }
+            None if !packet.is_to_node && self.is_unused_address(packet.destination) => Outcome::Dropped,
             None => Outcome::Untouched,
         }
     }
@@ -98,6 +96,11 @@ impl NodeServices {
             let is_there = self.has_node_ports(packet, family);
             self.frontends.get(&at(FrontendAddress::NodePort(family))).filter(|_| is_there)
         })
+    }
+
+    /// True for an address that a Service could have, and none has. An operator may have given it to the node.
+    fn is_unused_address(&self, address: IpAddr) -> bool {
+        self.service_cidrs.iter().any(|network| network.contains(&address))
     }
 
     fn has_node_ports(&self, packet: &Packet, family: IpVersion) -> bool {

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::kubernetes::ServiceCidr;
-use tortie_api::net::IpVersion;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::net::{IpVersion, Protocol};
+use tortie_api::{FieldError, Key, Kind, Resource};
 
 pub use affinity::Affinities;
 use claims::{Claim, Claims};
@@ -43,7 +43,7 @@ pub use state::{
 
 /// The kinds of objects that must be completely known before anything is translated: half a list of endpoints would send connections to
 /// wrong backends, and half a list of Services would reject them.
-pub const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
+pub const KINDS: [Kind; 4] = [Kind::Service, Kind::EndpointSlice, Kind::Node, Kind::ServiceCidr];
 
 /// The computation for one node.
 #[derive(Debug)]
@@ -59,9 +59,8 @@ pub struct Services {
     claims: Claims,
     /// The number of Services with each clusterIP.
     cluster_ips: BTreeMap<IpAddr, usize>,
-    /// The problems of each object, except for ServiceCIDRs.
+    /// The problems of each object.
     problems: BTreeMap<Key, Vec<Problem>>,
-    cidr_problems: BTreeMap<String, Vec<Problem>>,
     listed: BTreeSet<Kind>,
     /// Services that may have changed since the last flush.
     touched: BTreeSet<ServiceName>,
@@ -103,7 +102,6 @@ impl Services {
             claims: Claims::default(),
             cluster_ips: BTreeMap::new(),
             problems: BTreeMap::new(),
-            cidr_problems: BTreeMap::new(),
             listed: BTreeSet::new(),
             touched: BTreeSet::new(),
             state: NodeServices::default(),
@@ -124,40 +122,11 @@ impl Services {
         match key.kind {
             Kind::Node => self.update_node(resource),
             Kind::EndpointSlice => problems.extend(self.update_slice(key, resource)),
+            Kind::ServiceCidr => problems.extend(self.update_service_cidr(key, resource)),
             _ => problems.extend(self.update_service(key, resource, value)),
         }
         if !problems.is_empty() {
             self.problems.insert(key.clone(), problems);
-        }
-    }
-
-    /// Ingests a ServiceCIDR, or its deletion.
-    pub fn update_service_cidr(&mut self, name: &str, value: Option<&Value>) {
-        self.cidrs.remove(name);
-        self.cidr_problems.remove(name);
-        let Some(value) = value else { return };
-        let problem =
-            |field: String, problem: String| Problem::ServiceCidr { name: name.to_owned(), field, problem };
-        let texts = match ServiceCidr::read(value) {
-            Ok(read) => read.spec.cidrs,
-            Err(error) => {
-                self.cidr_problems.insert(name.to_owned(), vec![problem(error.path, error.problem)]);
-                return;
-            }
-        };
-        let (mut networks, mut problems) = (Vec::new(), Vec::new());
-        for (index, text) in texts.iter().enumerate() {
-            match address::network(text) {
-                Some(network) => networks.push(network),
-                None => problems.push(problem(
-                    format!("spec.cidrs[{index}]"),
-                    format!("{text:?} is no network, so its unused addresses are not dropped; write it as 10.96.0.0/12"),
-                )),
-            }
-        }
-        self.cidrs.insert(name.to_owned(), networks);
-        if !problems.is_empty() {
-            self.cidr_problems.insert(name.to_owned(), problems);
         }
     }
 
@@ -166,9 +135,22 @@ impl Services {
         self.listed.insert(kind);
     }
 
+    /// True if all of [`KINDS`] are listed.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        KINDS.iter().all(|kind| self.listed.contains(kind))
+    }
+
+    /// True if a Service has this clusterIP, also before the first flush.
+    #[must_use]
+    pub fn has_cluster_ip(&self, address: IpAddr) -> bool {
+        let services = self.services.values().filter_map(|known| known.service.as_ref());
+        services.flat_map(|service| &service.families).any(|family| family.cluster_ip == address)
+    }
+
     /// The changes of the state since the last flush; none before all of [`KINDS`] are listed.
     pub fn flush(&mut self) -> Option<Vec<ServicesDelta>> {
-        if !KINDS.iter().all(|kind| self.listed.contains(kind)) {
+        if !self.is_complete() {
             return None;
         }
         let mut deltas = self.settings();
@@ -196,7 +178,7 @@ impl Services {
     /// The parts of objects that have no effect. Claims to addresses are as of the last flush.
     #[must_use]
     pub fn problems(&self) -> BTreeSet<Problem> {
-        let known = self.problems.values().chain(self.cidr_problems.values()).flatten().cloned();
+        let known = self.problems.values().flatten().cloned();
         known.chain(self.claims.problems()).collect()
     }
 
@@ -222,6 +204,26 @@ impl Services {
         self.services.entry(owner.clone()).or_default().slices.insert(key.name.clone(), slice);
         self.owners.insert(key.clone(), owner.clone());
         self.touched.insert(owner);
+        problems
+    }
+
+    fn update_service_cidr(&mut self, key: &Key, resource: Option<Resource>) -> Vec<Problem> {
+        self.cidrs.remove(&key.name);
+        let Some(Resource::ServiceCidr(ServiceCidr { spec })) = resource else { return Vec::new() };
+        let (mut networks, mut problems) = (Vec::new(), Vec::new());
+        for (index, text) in spec.cidrs.iter().enumerate() {
+            match address::network(text) {
+                Some(network) => networks.push(network),
+                None => problems.push(Problem::new(
+                    key.clone(),
+                    FieldError::new(
+                        format!("spec.cidrs[{index}]"),
+                        format!("{text:?} is no network, so its unused addresses are not dropped; write it as 10.96.0.0/12"),
+                    ),
+                )),
+            }
+        }
+        self.cidrs.insert(key.name.clone(), networks);
         problems
     }
 
@@ -342,7 +344,10 @@ impl Computed {
                     endpoints::of_port(&known.slices, addresses.family, &port.name, port.protocol);
                 local.extend(pools::local_ready(&endpoints));
                 let used = frontends::used_pools(service, addresses, port);
-                let pools = pools::choose(&endpoints, node.zone.as_deref(), used, service.affinity);
+                let mut pools = pools::choose(&endpoints, node.zone.as_deref(), used, service.affinity);
+                if port.protocol == Protocol::UDP {
+                    pools.serving = pools::serving(&endpoints).collect();
+                }
                 for (key, frontend) in frontends::of_port(service, addresses, port, &id, node) {
                     let claim = Claim::new(&frontend, service.created.as_ref());
                     computed.claims.insert((key, claim), frontend);
@@ -372,6 +377,7 @@ fn changed_port(
         id: id.clone(),
         has_endpoints: port.has_endpoints,
         affinity: port.affinity,
+        serving: port.serving.clone(),
         cluster: PoolChange::between(&from.cluster, &port.cluster),
         local: PoolChange::between(&from.local, &port.local),
     })

@@ -1,7 +1,7 @@
 //! The choice of the backends of a port of a Service (`CategorizeEndpoints` in `pkg/proxy/topology.go` of Kubernetes).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::endpoints::Endpoint;
 use crate::state::{Backend, ServicePort};
@@ -40,6 +40,14 @@ pub(crate) fn choose(
         }
     }
     port
+}
+
+/// The endpoints that still serve. Readiness, hints and traffic policies say nothing about existing flows.
+pub(crate) fn serving<'a>(
+    endpoints: &'a BTreeMap<(IpAddr, u16), &Endpoint>,
+) -> impl Iterator<Item = SocketAddr> + use<'a> {
+    let serving = endpoints.iter().filter(|(_, endpoint)| endpoint.is_serving);
+    serving.map(|((address, port), _)| SocketAddr::new(*address, *port))
 }
 
 /// The addresses of ready endpoints on this node.

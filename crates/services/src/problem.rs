@@ -37,16 +37,6 @@ pub enum Problem {
         /// The Service that gets it.
         winner: ServiceName,
     },
-    /// A ServiceCIDR cannot be used.
-    #[error("ServiceCIDR {name}: {field}: {problem}")]
-    ServiceCidr {
-        /// Its name.
-        name: String,
-        /// The field.
-        field: String,
-        /// The problem and the remedy.
-        problem: String,
-    },
 }
 
 /// Where a frontend is, in words.

@@ -60,6 +60,9 @@ pub struct ServicePort {
     pub local: BTreeSet<Backend>,
     /// The time in seconds for which the backend of a client is remembered after its last new connection.
     pub affinity: Option<u32>,
+    /// The addresses and ports of the endpoints of any node that still serve, whether they are ready or not; for UDP only. The kernel keeps a flow
+    /// of UDP at its backend for as long as packets come, so flows to others must be forgotten (`pkg/proxy/conntrack` of Kubernetes).
+    pub serving: BTreeSet<SocketAddr>,
 }
 
 /// The health check of a load balancer: `spec.healthCheckNodePort` of a Service with `externalTrafficPolicy: Local`.
@@ -176,6 +179,8 @@ pub enum ServicesDelta {
         has_endpoints: bool,
         /// The new value of [`ServicePort::affinity`].
         affinity: Option<u32>,
+        /// The new value of [`ServicePort::serving`].
+        serving: BTreeSet<SocketAddr>,
         /// The changes of [`ServicePort::cluster`].
         cluster: PoolChange,
         /// The changes of [`ServicePort::local`].
@@ -205,8 +210,9 @@ impl NodeServices {
     /// Adds a change.
     pub fn apply(&mut self, delta: &ServicesDelta) {
         match delta {
-            ServicesDelta::Port { id, has_endpoints, affinity, cluster, local } => {
+            ServicesDelta::Port { id, has_endpoints, affinity, serving, cluster, local } => {
                 let port = self.ports.entry(id.clone()).or_default();
+                port.serving.clone_from(serving);
                 port.has_endpoints = *has_endpoints;
                 port.affinity = *affinity;
                 cluster.apply(&mut port.cluster);

@@ -13,6 +13,11 @@ use crate::{Secrets, Store, StoreError, Stored, Write};
 /// A datastore to which agents can publish the endpoints of their pods. By default, an endpoint is a stored object.
 #[async_trait]
 pub trait Endpoints: Store {
+    /// The URL of the Kubernetes API server, if this is one.
+    fn api_server(&self) -> Option<&str> {
+        None
+    }
+
     /// Publishes an endpoint: from here on every node knows the pod. Replaces an endpoint of the same name. The annotation
     /// [`POD_UID`](crate::POD_UID) names the pod: another one of the same name gets no endpoint. Whoever reaches the
     /// returned position knows all endpoints that were published before this call.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use super::{
-    EARLIER, Folder, IpFamilies, coexist, connectivity, disruptions, down, lifecycle, migration,
+    ClusterKind, EARLIER, Folder, coexist, connectivity, disruptions, down, lifecycle, migration,
     not_applicable, suites, up,
 };
 
@@ -26,8 +26,8 @@ pub(super) fn run() -> Result<()> {
         bail!("a cluster is running; remove it first: cargo xtask e2e down");
     }
     let mut outcomes = Outcomes::default();
-    on_cluster(&mut outcomes, "the cluster", IpFamilies::V4, on_one_family);
-    on_cluster(&mut outcomes, "the cluster of both families", IpFamilies::Both, on_both_families);
+    on_cluster(&mut outcomes, "the cluster", ClusterKind::Usual, on_one_family);
+    on_cluster(&mut outcomes, "the cluster of both families", ClusterKind::DualStack, on_both_families);
     outcomes.run("install, upgrade, uninstall (lifecycle)", || lifecycle::run().map(|()| String::new()));
     outcomes.run("upgrade under traffic", || lifecycle::upgrade(EARLIER).map(|()| String::new()));
     let (summary, is_good) = summary(&outcomes.0);
@@ -63,10 +63,10 @@ fn network(folder: &Folder, arguments: &[&str]) -> Result<String> {
 fn on_cluster(
     outcomes: &mut Outcomes,
     name: &'static str,
-    families: IpFamilies,
+    kind: ClusterKind,
     work: fn(&mut Outcomes, &Folder),
 ) {
-    if outcomes.run(name, || up(true, families).map(|()| String::new())) {
+    if outcomes.run(name, || up(true, kind).map(|()| String::new())) {
         work(outcomes, &Folder::new());
         outcomes.run("its removal", || down().map(|()| String::new()));
     }

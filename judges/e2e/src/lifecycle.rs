@@ -8,7 +8,7 @@ use tortie_servers::programs::{COREDNS, E2E};
 
 use super::survey::Survey;
 use super::{
-    Folder, IpFamilies, NODES, PODS, connections, disruptions, down, finish, in_cluster, kubectl,
+    ClusterKind, Folder, NODES, PODS, connections, disruptions, down, finish, in_cluster, kubectl,
     kubectl_command, start, suites, survey, tortie_command, wait_until,
 };
 use setup::image;
@@ -71,7 +71,7 @@ fn refuse_a_second_cluster() -> Result<()> {
 
 fn on_own_cluster(archives: &[PathBuf], work: impl FnOnce(&Folder) -> Result<()>) -> Result<()> {
     let started = Instant::now();
-    let folder = start(archives, IpFamilies::V4)?;
+    let folder = start(archives, ClusterKind::Usual)?;
     let outcome = work(&folder);
     down()?;
     outcome?;

@@ -45,6 +45,8 @@ const PODS: &str = "10.244.0.0/16";
 const PODS_V6: &str = "fd00:244::/48";
 /// Makes nodes, Services and pods of both families.
 const DUAL_STACK: &str = "--dual-stack";
+/// Makes a cluster where Tortie serves Services.
+const WITHOUT_KUBE_PROXY: &str = "--without-kube-proxy";
 /// The first process of the cluster: it starts the next one, and reaps processes whose parent has ended.
 const INIT: &str = r#""$@" & main=$!; while kill -0 $main 2>/dev/null; do wait; done"#;
 /// The arguments of the process in the background; archives of images follow.
@@ -93,9 +95,10 @@ fn run(arguments: &[&str]) -> Result<()> {
     }
     match arguments {
         ["build"] => build(),
-        ["up"] => up(true, IpFamilies::V4),
-        ["up", "--dual-stack"] => up(true, IpFamilies::Both),
-        ["up", "--without-tortie"] => up(false, IpFamilies::V4),
+        ["up"] => up(true, ClusterKind::Usual),
+        ["up", "--dual-stack"] => up(true, ClusterKind::DualStack),
+        ["up", WITHOUT_KUBE_PROXY] => up(true, ClusterKind::WithoutKubeProxy),
+        ["up", "--without-tortie"] => up(false, ClusterKind::Usual),
         ["down"] => down(),
         ["flannel"] => flannel(),
         ["run", rest @ ..] => on_cluster(|folder| suites::network(folder, rest)),
@@ -118,8 +121,9 @@ fn run(arguments: &[&str]) -> Result<()> {
         ["tortie", rest @ ..] => become_process(tortie_command(rest)?),
         ["exec", node, command @ ..] => become_process(node_command(node, command)?),
         // The process in the background that `up` starts.
-        ["serve", DUAL_STACK, archives @ ..] => serve(archives, IpFamilies::Both),
-        ["serve", archives @ ..] => serve(archives, IpFamilies::V4),
+        ["serve", DUAL_STACK, archives @ ..] => serve(archives, ClusterKind::DualStack),
+        ["serve", WITHOUT_KUBE_PROXY, archives @ ..] => serve(archives, ClusterKind::WithoutKubeProxy),
+        ["serve", archives @ ..] => serve(archives, ClusterKind::Usual),
         _ => bail!("`cargo xtask e2e {}` has other arguments; cargo xtask shows them", arguments[0]),
     }
 }
@@ -161,11 +165,26 @@ fn check_image_names() -> Result<()> {
     Ok(())
 }
 
-/// The address families of nodes, Services and pods.
+/// What differs between clusters.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum IpFamilies {
-    V4,
-    Both,
+enum ClusterKind {
+    /// Nodes, Services and pods have IPv4 addresses, and kube-proxy serves Services.
+    Usual,
+    /// They have addresses of both families.
+    DualStack,
+    /// Tortie's agents serve Services.
+    WithoutKubeProxy,
+}
+
+impl ClusterKind {
+    /// The option that the process in the background gets.
+    fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Usual => None,
+            Self::DualStack => Some(DUAL_STACK),
+            Self::WithoutKubeProxy => Some(WITHOUT_KUBE_PROXY),
+        }
+    }
 }
 
 /// The files of the cluster.
@@ -227,7 +246,7 @@ impl Folder {
 }
 
 /// Starts the cluster and installs Tortie.
-fn up(with_tortie: bool, families: IpFamilies) -> Result<()> {
+fn up(with_tortie: bool, kind: ClusterKind) -> Result<()> {
     packages::require_root("clusters with real nodes")?;
     let folder = Folder::new();
     if folder.process().is_some() {
@@ -237,8 +256,8 @@ fn up(with_tortie: bool, families: IpFamilies) -> Result<()> {
     let archive = E2E.target().join("tortie.tar");
     let archives = if with_tortie { vec![archive] } else { Vec::new() };
     archives.iter().try_for_each(|archive| image::build_for_this_machine(archive, image::NAME))?;
-    let folder = start(&archives, families)?;
-    if let Err(error) = if with_tortie { install(families) } else { Ok(()) } {
+    let folder = start(&archives, kind)?;
+    if let Err(error) = if with_tortie { install(kind) } else { Ok(()) } {
         eprintln!("removing the cluster; its logs would be in {}", folder.0.display());
         down()?;
         return Err(error);
@@ -247,7 +266,7 @@ fn up(with_tortie: bool, families: IpFamilies) -> Result<()> {
 }
 
 /// Starts the cluster in the background with archives of images, and waits until its programs answer.
-fn start(archives: &[PathBuf], families: IpFamilies) -> Result<Folder> {
+fn start(archives: &[PathBuf], kind: ClusterKind) -> Result<Folder> {
     packages::require_root("clusters with real nodes")?;
     let folder = Folder::new();
     build()?;
@@ -259,7 +278,7 @@ fn start(archives: &[PathBuf], families: IpFamilies) -> Result<Folder> {
     command.args(["--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]);
     command.args(["--propagation", "private", "/bin/sh", "-c", INIT, "init"]);
     command.arg(std::env::current_exe()?).args(SERVE);
-    command.args((families == IpFamilies::Both).then_some(DUAL_STACK)).args(archives);
+    command.args(kind.option()).args(archives);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("TMPDIR", temporary);
     // Its own process group: it stays when the terminal's process ends.
     let mut child = command.process_group(0).spawn().context("starting the process in the background")?;
@@ -278,13 +297,26 @@ fn start(archives: &[PathBuf], families: IpFamilies) -> Result<Folder> {
 }
 
 /// Installs Tortie, waits until the nodes are Ready, and then installs the DNS, whose pods need Tortie.
-fn install(families: IpFamilies) -> Result<()> {
-    match families {
-        IpFamilies::V4 => {
+fn install(kind: ClusterKind) -> Result<()> {
+    match kind {
+        ClusterKind::Usual => {
             let manifest = workspace()?.join(MANIFEST);
             kubectl(&["apply", "--filename", &manifest.display().to_string()])?;
         }
-        IpFamilies::Both => finish(&mut tortie_command(&["install", "--pool", PODS, "--pool-v6", PODS_V6])?)?,
+        ClusterKind::DualStack => {
+            finish(&mut tortie_command(&["install", "--pool", PODS, "--pool-v6", PODS_V6])?)?
+        }
+        ClusterKind::WithoutKubeProxy => {
+            let api_server = format!("{}:{}", cluster::API_ADDRESS, cluster::API_PORT);
+            finish(&mut tortie_command(&[
+                "install",
+                "--pool",
+                PODS,
+                "--services",
+                "--api-server",
+                &api_server,
+            ])?)?;
+        }
     }
     kubectl(&["rollout", "status", "--namespace=tortie-system", "daemonset/tortie-node", "--timeout=120s"])?;
     kubectl(&["wait", "node", "--all", "--for=condition=Ready", "--timeout=120s"])?;
@@ -304,7 +336,7 @@ fn print(folder: &Folder) -> Result<()> {
 }
 
 /// Runs the cluster until this process is ended.
-fn serve(archives: &[&str], families: IpFamilies) -> Result<()> {
+fn serve(archives: &[&str], kind: ClusterKind) -> Result<()> {
     let folder = Folder::new();
     let mut images = write_test_images(&std::env::temp_dir())?;
     images.extend(archives.iter().map(PathBuf::from));
@@ -312,11 +344,12 @@ fn serve(archives: &[&str], families: IpFamilies) -> Result<()> {
         nodes: NODES.map(str::to_owned).to_vec(),
         other_nodes: vec![windows::NODE.to_owned()],
         users: vec![(windows::AGENT.to_owned(), vec![windows::AGENTS.to_owned()])],
-        pod_network: match families {
-            IpFamilies::V4 => PODS.to_owned(),
-            IpFamilies::Both => format!("{PODS},{PODS_V6}"),
+        pod_network: match kind {
+            ClusterKind::Usual | ClusterKind::WithoutKubeProxy => PODS.to_owned(),
+            ClusterKind::DualStack => format!("{PODS},{PODS_V6}"),
         },
-        dual_stack: families == IpFamilies::Both,
+        dual_stack: kind == ClusterKind::DualStack,
+        without_kube_proxy: kind == ClusterKind::WithoutKubeProxy,
         images,
     };
     let cluster = Cluster::start(&options)?;
@@ -459,7 +492,7 @@ fn on_cluster(work: impl FnOnce(&Folder) -> Result<()>) -> Result<()> {
     let folder = Folder::new();
     let is_running = folder.process().is_some();
     if !is_running {
-        up(true, IpFamilies::V4)?;
+        up(true, ClusterKind::Usual)?;
     }
     let result = work(&folder);
     if !is_running {

@@ -110,7 +110,8 @@ async fn uses_its_permissions(group: CalicoGroup, unused: CalicoGroup) {
 
 /// Follows what a BGP speaker follows, until it knows everything. A speaker itself would open port 179 of the machine.
 async fn follow_bgp(store: &Kubernetes) -> BoxStream<'static, Change> {
-    let kinds = || BGP_KINDS.into_iter().chain(BGP_SERVICE_KINDS);
+    // An agent that serves Services reads their networks.
+    let kinds = || BGP_KINDS.into_iter().chain(BGP_SERVICE_KINDS).chain([Kind::ServiceCidr]);
     let mut missing: BTreeSet<Kind> = kinds().collect();
     let mut changes = store.follow(kinds().map(Interest::all).collect());
     while !missing.is_empty() {
@@ -163,6 +164,9 @@ async fn an_agent_notices_each_missing_permission() {
             ("bgpfilters", "watch"),
             ("bgppeers", "list"),
             ("bgppeers", "watch"),
+            // Used by agents that serve Services only.
+            ("servicecidrs", "list"),
+            ("servicecidrs", "watch"),
         ];
         // These kinds have no definition here.
         !exceptions.contains(&(resource, verb)) && group != "policy.networking.k8s.io"

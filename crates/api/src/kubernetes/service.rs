@@ -4,12 +4,10 @@
 use std::net::IpAddr;
 
 use serde::Deserialize;
-use serde_json::Value;
 
+use crate::Metadata;
 use crate::fields::list;
 use crate::net::Protocol;
-use crate::resource::typed;
-use crate::{FieldError, Metadata};
 
 /// A Service.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -214,16 +212,6 @@ pub struct ServiceCidrSpec {
     /// The networks as text, at most one of each family.
     #[serde(deserialize_with = "list")]
     pub cidrs: Vec<String>,
-}
-
-impl ServiceCidr {
-    /// The typed view of a stored ServiceCIDR.
-    ///
-    /// # Errors
-    /// The field that cannot be read.
-    pub fn read(value: &Value) -> Result<Self, FieldError> {
-        typed(value)
-    }
 }
 
 impl Service {

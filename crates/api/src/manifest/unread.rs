@@ -237,7 +237,8 @@ fn of_kept(kind: Kind, namespace: &str, value: &Value) -> CouldChange {
         | Kind::BlockAffinity
         | Kind::IpamHandle
         | Kind::IpamConfig
-        | Kind::Lease => CouldChange::Nothing,
+        | Kind::Lease
+        | Kind::ServiceCidr => CouldChange::Nothing,
         // Others may select a NetworkSet, a WorkloadEndpoint has addresses of its own, and the rest concerns the cluster.
         Kind::NetworkSet
         | Kind::WorkloadEndpoint

@@ -242,7 +242,7 @@ fn owner(kind: Kind) -> Owner {
         | Kind::ClusterNetworkPolicy
         | Kind::AdminNetworkPolicy
         | Kind::BaselineAdminNetworkPolicy => Owner::Cluster,
-        Kind::CalicoNodeStatus | Kind::NodeReport | Kind::Lease => Owner::Component,
+        Kind::CalicoNodeStatus | Kind::NodeReport | Kind::Lease | Kind::ServiceCidr => Owner::Component,
         // Their controllers are the Kubernetes API's, or a lab's. Their pods are copied.
         Kind::Deployment
         | Kind::ReplicaSet

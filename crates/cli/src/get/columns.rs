@@ -102,6 +102,7 @@ fn columns(kind: Kind) -> Vec<Column> {
             of("PORTS", |stored| ports(stored.value.pointer("/ports"))),
             of("ENDPOINTS", slice_addresses),
         ],
+        Kind::ServiceCidr => vec![list("CIDRS", "/spec/cidrs")],
         Kind::NetworkPolicy
         | Kind::GlobalNetworkPolicy
         | Kind::StagedNetworkPolicy

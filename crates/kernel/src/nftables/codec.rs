@@ -67,6 +67,7 @@ fn known_name(expr: &Expr) -> &str {
         Expr::Range { .. } => "range",
         Expr::Bitwise { .. } => "bitwise",
         Expr::Lookup { .. } | Expr::Map { .. } | Expr::VerdictMap { .. } => "lookup",
+        Expr::Learn { .. } => "dynset",
         Expr::Immediate { .. } | Expr::Verdict(_) => "immediate",
         Expr::Counter => "counter",
         Expr::Reject(_) => "reject",
@@ -130,6 +131,11 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
             put_set_ref(to, set, inline);
             put_numbers(to, &[(2, number(*register)), (3, VERDICT_REGISTER)]);
         }
+        Expr::Learn { register, value, map, seconds } => {
+            put_text(to, 1, map);
+            put_numbers(to, &[(3, DYNSET_UPDATE), (4, number(*register)), (5, number(*value))]);
+            put(to, 6, &(u64::from(*seconds) * MILLISECONDS).to_be_bytes());
+        }
         Expr::Immediate { register, value } => {
             put_numbers(to, &[(1, number(*register))]);
             put_value(to, 2, value);
@@ -169,6 +175,10 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
 
 const VERDICT_REGISTER: u32 = 0;
 const LOOKUP_INVERT: u32 = 1;
+/// `NFT_DYNSET_OP_UPDATE`
+const DYNSET_UPDATE: u32 = 1;
+/// The milliseconds of a second.
+const MILLISECONDS: u64 = 1_000;
 /// `NFT_CT_STATE`
 const CT_STATE: u32 = 0;
 /// `IP_CT_DIR_ORIGINAL`
@@ -286,6 +296,14 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
             }
         }
         "lookup" => lookup(data, inline)?,
+        "dynset" => {
+            let milliseconds = data.u64_be(6)?;
+            let is_known = data.u32_be(3)? == DYNSET_UPDATE
+                && data.get(7).is_none()
+                && milliseconds.is_multiple_of(MILLISECONDS);
+            let seconds = u32::try_from(milliseconds / MILLISECONDS).ok().filter(|_| is_known)?;
+            Expr::Learn { register: register_at(4)?, value: register_at(5)?, map: data.text(1)?, seconds }
+        }
         "immediate" => match data.u32_be(1)? {
             VERDICT_REGISTER => Expr::Verdict(verdict(data.nest(2))?),
             _ => Expr::Immediate { register: register_at(1)?, value: value(data, 2)?.to_vec() },

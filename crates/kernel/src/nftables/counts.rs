@@ -75,6 +75,18 @@ impl Nft {
         Err(super::busy(format!("table {table}, set {set}")))
     }
 
+    /// The elements of a map that rules change all the time. Some may be missing.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn listed_elements(&mut self, table: &str, set: &str) -> Result<BTreeMap<Key, Value>> {
+        let replies = self.dump(libc::NFT_MSG_GETSETELEM, table, |to| {
+            put_text(to, encode::NFTA_SET_ELEM_LIST_SET, set);
+        })?;
+        let listed = replies.iter().flat_map(|reply| decode::elements(decode::attributes(reply)));
+        Ok(decode::join(&SetSpec::hash(&[]), listed.collect()))
+    }
+
     /// Like [`dump`](Self::dump), but returns nothing for what does not exist.
     fn dump_if_there(
         &mut self,

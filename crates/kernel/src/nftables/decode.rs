@@ -78,6 +78,10 @@ pub(super) fn set(data: Attributes<'_>) -> Option<(String, Set)> {
             None => None,
         },
         counts: count(data.nest(NFTA_SET_EXPR)).is_some(),
+        learned: match flags & NFT_SET_EVAL {
+            0 => None,
+            _ => data.nest(NFTA_SET_DESC).u32_be(NFTA_SET_DESC_SIZE),
+        },
     };
     if flags & !NFT_SET_ANONYMOUS_OR_CONSTANT != set_flags(&spec) {
         spec.key.clear();

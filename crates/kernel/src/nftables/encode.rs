@@ -214,6 +214,9 @@ impl Encoder<'_> {
                 }
             }
             put_u32_be(to, NFTA_SET_ID, id);
+            if let Some(most) = spec.learned {
+                put_nest(to, NFTA_SET_DESC, |to| put_u32_be(to, NFTA_SET_DESC_SIZE, most));
+            }
             if spec.counts {
                 put_nest(to, NFTA_SET_EXPR, put_counter);
             }
@@ -278,7 +281,8 @@ pub(super) fn set_flags(spec: &SetSpec) -> u32 {
     let interval = if spec.interval { NFT_SET_INTERVAL } else { 0 };
     let concat = if spec.interval && spec.key.len() > 1 { NFT_SET_CONCAT } else { 0 };
     let map = if spec.data.is_some() { NFT_SET_MAP } else { 0 };
-    interval | concat | map
+    let learned = if spec.learned.is_some() { NFT_SET_TIMEOUT | NFT_SET_EVAL } else { 0 };
+    interval | concat | map | learned
 }
 
 fn put_fields(to: &mut Vec<u8>, spec: &SetSpec) {
@@ -346,6 +350,7 @@ pub(super) const NFTA_SET_ID: u16 = 10;
 pub(super) const NFTA_SET_USERDATA: u16 = 13;
 /// The expression of which every new element gets a copy (Linux 5.7 for sets that no rule fills).
 pub(super) const NFTA_SET_EXPR: u16 = 17;
+pub(super) const NFTA_SET_DESC_SIZE: u16 = 1;
 pub(super) const NFTA_SET_DESC_CONCAT: u16 = 2;
 pub(super) const NFTA_SET_FIELD_LEN: u16 = 1;
 pub(super) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
@@ -358,6 +363,8 @@ pub(super) const NFTA_SET_ELEM_EXPR: u16 = 7;
 pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
 pub(super) const NFT_SET_INTERVAL: u32 = 4;
 pub(super) const NFT_SET_MAP: u32 = 8;
+pub(super) const NFT_SET_TIMEOUT: u32 = 0x10;
+pub(super) const NFT_SET_EVAL: u32 = 0x20;
 pub(super) const NFT_SET_CONCAT: u32 = 0x80;
 pub(super) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 pub(super) const NFT_DATA_VERDICT: u32 = 0xffff_ff00;

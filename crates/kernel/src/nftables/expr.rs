@@ -141,6 +141,18 @@ pub enum Expr {
         /// The destination.
         destination: Register,
     },
+    /// Adds the register's value to a map, or begins the life of an element anew, which keeps its value. Continues only if the map had
+    /// room.
+    Learn {
+        /// The register of the key.
+        register: Register,
+        /// The register of the value.
+        value: Register,
+        /// The name of the map.
+        map: String,
+        /// The time after which the element goes, in seconds.
+        seconds: u32,
+    },
     /// Takes a verdict.
     Verdict(Verdict),
     /// Counts packets and bytes. The counts are not part of the value.

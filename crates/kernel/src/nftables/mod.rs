@@ -300,7 +300,9 @@ impl Nft {
         let mut sets = BTreeMap::new();
         for reply in self.dump(libc::NFT_MSG_GETSET, table, |_| ())? {
             let Some((name, mut set)) = decode::set(decode::attributes(&reply)) else { continue };
-            set.elements = self.counted_elements(table, &name, &set.spec)?.elements;
+            if set.spec.learned.is_none() {
+                set.elements = self.counted_elements(table, &name, &set.spec)?.elements;
+            }
             sets.insert(name, set);
         }
         let (anonymous, sets) =

@@ -95,13 +95,13 @@ pub enum End {
 }
 
 impl Others {
-    /// Reads the tables of all families in the calling thread's network namespace, except for Tortie's: the table
+    /// Reads the tables of all families in the calling thread's network namespace, except for Tortie's: the tables
     /// `own` of the family `inet`. Reads at most `most` tables, chains, rules and elements. Unknown expressions are
     /// no error.
     ///
     /// # Errors
     /// The kernel's refusal to list them.
-    pub fn read(own: &str, most: usize) -> Result<Self> {
+    pub fn read(own: &[&str], most: usize) -> Result<Self> {
         let mut attempt = 1;
         loop {
             let mut reader = Reader { own, socket: Socket::open(Family::Netfilter)?, left: most };
@@ -152,7 +152,7 @@ pub(super) fn request(kind: i32, family: u8, fill: impl FnOnce(&mut Vec<u8>)) ->
 }
 
 struct Reader<'a> {
-    own: &'a str,
+    own: &'a [&'a str],
     socket: Socket,
     /// The number of objects that may still be read.
     left: usize,
@@ -187,7 +187,7 @@ impl Reader<'_> {
         let (own, left) = (self.own, &mut self.left);
         self.socket.stream(&request(libc::NFT_MSG_GETTABLE, 0, |_| ()), &mut |reply| {
             if let Some(id) = table_id(&reply)
-                && !(id.family == INET && id.name == own)
+                && !(id.family == INET && own.contains(&&*id.name))
             {
                 let flags = attributes(&reply).u32_be(NFTA_TABLE_FLAGS).unwrap_or(0);
                 tables.insert(id, ForeignTable { dormant: flags & DORMANT != 0, ..ForeignTable::default() });
@@ -427,11 +427,11 @@ mod tests {
         let base = nftables::Chain { base: Some(base), ..chain.clone() };
         let chains = [("a".to_owned(), base), ("b".to_owned(), chain)].into();
         let table = nftables::Table { chains, ..Default::default() };
-        let read = |own, most| {
+        let read = |own: &str, most| {
             let transaction = diff("fw", &table, None);
             let read = || {
                 Nft::open().unwrap().commit(&transaction).unwrap();
-                Others::read(own, most).unwrap()
+                Others::read(&[own], most).unwrap()
             };
             NetNs::create().unwrap().run(read).unwrap()
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::encode::{self, Piece};
 use super::expr::{Expr, NatFamily};
 use super::key::Field;
-use super::set::SetSpec;
+use super::set::{DataKind, SetSpec};
 use super::table::{BaseChain, ChainKind, Hook, Rule};
 use super::transaction::{Op, Transaction};
 use super::verdict::Reject;
@@ -42,6 +42,8 @@ pub enum Feature {
     IntervalSet,
     /// Sets of ranges of keys with several fields.
     ConcatenatedIntervalSet,
+    /// Maps to which rules add elements.
+    LearnedMap,
 }
 
 impl Feature {
@@ -58,7 +60,7 @@ impl Feature {
             Self::DestinationNat => "nft_nat, nft_chain_nat and nf_nat",
             Self::RandomNumbers => "nft_numgen",
             Self::Fib => "nft_fib_inet",
-            Self::HashSet | Self::IntervalSet => "nf_tables_set",
+            Self::HashSet | Self::IntervalSet | Self::LearnedMap => "nf_tables_set",
             Self::ConcatenatedIntervalSet => "nf_tables with nft_set_pipapo (Linux 5.6)",
         }
     }
@@ -90,6 +92,7 @@ impl Feature {
             Self::RandomNumbers => rule(Expr::Random { register: 0, modulus: 2 }),
             Self::Fib => rule(Expr::Fib { register: 0, result: 3, flags: 1 }),
             Self::HashSet => set(SetSpec::hash(&[Field::Ipv4])),
+            Self::LearnedMap => set(SetSpec::learned(&[Field::Ipv4], DataKind::Priority, 8)),
             Self::IntervalSet => set(SetSpec::interval(&[Field::Ipv4])),
             Self::ConcatenatedIntervalSet => set(SetSpec::interval(&[Field::Ipv4, Field::Port])),
         }
@@ -111,7 +114,7 @@ const TRIED: [Feature; 10] = [
 ];
 
 /// The features that only the translation of Services needs.
-const OF_SERVICES: [Feature; 1] = [Feature::RandomNumbers];
+const OF_SERVICES: [Feature; 2] = [Feature::RandomNumbers, Feature::LearnedMap];
 
 const TABLE: &str = "tortie-probe";
 const CHAIN: &str = "probe";

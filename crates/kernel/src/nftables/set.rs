@@ -27,6 +27,8 @@ pub struct SetSpec {
     pub data: Option<DataKind>,
     /// Whether each element counts the packets that match it. The counts are not part of the value.
     pub counts: bool,
+    /// The most elements that rules may put in ([`Expr::Learn`](super::Expr::Learn)), if they do. Such elements are not part of the table.
+    pub learned: Option<u32>,
 }
 
 impl DataKind {
@@ -40,7 +42,7 @@ impl SetSpec {
     /// A set of single keys.
     #[must_use]
     pub fn hash(key: &[Field]) -> Self {
-        Self { key: key.to_vec(), interval: false, data: None, counts: false }
+        Self { key: key.to_vec(), interval: false, data: None, counts: false, learned: None }
     }
 
     /// A set of ranges of keys.
@@ -59,6 +61,12 @@ impl SetSpec {
     #[must_use]
     pub fn map(key: &[Field], kind: DataKind) -> Self {
         Self { data: Some(kind), ..Self::hash(key) }
+    }
+
+    /// A map to which rules add at most so many elements.
+    #[must_use]
+    pub fn learned(key: &[Field], kind: DataKind, most: u32) -> Self {
+        Self { learned: Some(most), ..Self::map(key, kind) }
     }
 
     /// A map of single keys to numbers.

@@ -99,6 +99,13 @@ impl Text {
                 self.words.extend(self.mapped.replace((*destination, text)).map(|(_, text)| text));
                 return self.load(*destination, "that", Some(Field::Mark));
             }
+            Expr::Learn { value, map, seconds, .. } => {
+                let value = self.loaded.iter().position(|loaded| loaded.register == *value);
+                let value = value.map(|index| self.loaded.split_off(index));
+                let value: Vec<_> = value.into_iter().flatten().map(|loaded| loaded.name).collect();
+                let (key, _) = self.unload();
+                format!("update @{map} {{ {key} timeout {seconds}s : {} }}", value.join(" . "))
+            }
             Expr::SetMeta { key, register } => {
                 let text = match self.take_mapped(*register) {
                     Some(value) => format!("{} set {value}", meta(*key).0),
@@ -436,6 +443,21 @@ mod tests {
         let wanted = "10.0.0.1 . tcp . 80 . 1 : 10.0.0.2 . 8080";
         assert_eq!(element_text(&fields, &element.key, &element.value), wanted);
         assert_eq!(element_text(&[Field::Priority], &Key::number(0x1_000a), &Value::default()), "1:a");
+    }
+
+    #[test]
+    fn elements_of_rules_read_as_nft_writes_them() {
+        let rule = Rule::new(
+            vec![
+                Expr::Payload { register: 0, header: Header::Network, offset: 8, length: 16 },
+                Expr::Meta { register: 4, key: MetaKey::Priority },
+                Expr::Learn { register: 0, value: 4, map: "clients".to_owned(), seconds: 60 },
+                Expr::Verdict(Verdict::Accept),
+            ],
+            "",
+        );
+        let wanted = "update @clients { ip6 saddr timeout 60s : meta priority } accept";
+        assert_eq!(rule_text(&rule), wanted);
     }
 
     #[test]

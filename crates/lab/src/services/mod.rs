@@ -1,9 +1,8 @@
-//! Services: their addresses, and what replaces kube-proxy on the nodes. `sessionAffinity` and the traffic policies have no
-//! effect: every connection may go to every ready backend.
+//! Services: their addresses, and what replaces kube-proxy on Windows nodes, where `sessionAffinity` and the traffic policies have no
+//! effect: every connection may go to every ready backend. The agents of Linux nodes serve Services themselves.
 
 pub(crate) mod addresses;
 pub(crate) mod dns;
-mod linux;
 mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +14,9 @@ use tortie_api::kubernetes::{EndpointSlice, Service};
 use tortie_api::net::Protocol;
 use tortie_api::{Kind, Resource};
 use tortie_hcn::RemoteHcn;
-use tortie_kernel::namespace::NetNs;
 use tortie_store::{Cache, Interest, Store, Stored};
 
+use self::windows::Balancers;
 use crate::LabError;
 
 /// An address and a port of backends.
@@ -34,21 +33,16 @@ pub(crate) struct Front {
 /// The state of all Services on a node.
 pub(crate) type Fronts = BTreeMap<Front, BTreeSet<Backend>>;
 
-/// Where a node's Services are.
-pub(crate) enum ProxiedNode {
-    Linux(Arc<NetNs>),
-    Windows(Arc<RemoteHcn>),
-}
-
-/// Keeps the Services of all nodes current. The status of pods says behind which node a backend of HNS is.
+/// Keeps the Services of Windows nodes current. The status of pods says behind which node a backend of HNS is.
 pub(crate) async fn start(
     store: Arc<dyn Store>,
-    nodes: Vec<(String, ProxiedNode)>,
+    nodes: Vec<(String, Arc<RemoteHcn>)>,
 ) -> Result<JoinHandle<()>, LabError> {
     let kinds = [Kind::Service, Kind::EndpointSlice, Kind::Pod];
     let mut cache = Cache::new(&*store, kinds.map(Interest::all).to_vec());
     cache.complete().await?;
-    let mut proxies: Vec<Proxy> = nodes.into_iter().map(|(name, node)| Proxy::new(name, node)).collect();
+    let mut proxies: Vec<Proxy> =
+        nodes.into_iter().map(|(name, hcn)| Proxy { name, balancers: Balancers::new(hcn) }).collect();
     Ok(tokio::spawn(async move {
         loop {
             let objects: Vec<&Stored> = cache.objects().collect();
@@ -76,38 +70,13 @@ const RETRY: std::time::Duration = std::time::Duration::from_secs(1);
 /// A node's proxy.
 struct Proxy {
     name: String,
-    place: Place,
-    /// The state that it has set last.
-    fronts: Arc<Fronts>,
-    /// Whether all of that state is set.
-    is_set: bool,
-}
-
-enum Place {
-    Linux(Arc<NetNs>),
-    Windows(windows::Balancers),
+    balancers: Balancers,
 }
 
 impl Proxy {
-    fn new(name: String, node: ProxiedNode) -> Self {
-        let place = match node {
-            ProxiedNode::Linux(netns) => Place::Linux(netns),
-            ProxiedNode::Windows(hcn) => Place::Windows(windows::Balancers::new(hcn)),
-        };
-        Self { name, place, fronts: Arc::default(), is_set: false }
-    }
-
     /// Returns whether the node has these Services now.
     async fn update(&mut self, fronts: &Arc<Fronts>, hosts: &Arc<Hosts>) -> bool {
-        let result = match &mut self.place {
-            Place::Linux(_) if self.is_set && self.fronts == *fronts => return true,
-            Place::Linux(netns) => linux::set(netns.clone(), fronts.clone(), self.fronts.clone()).await,
-            Place::Windows(balancers) => balancers.set(fronts, hosts).await,
-        };
-        self.is_set = result.is_ok();
-        if self.is_set {
-            self.fronts = fronts.clone();
-        }
+        let result = self.balancers.set(fronts, hosts).await;
         if let Err(error) = &result {
             tracing::warn!(node = self.name, %error, "the node does not have all Services yet; the lab retries");
         }

@@ -48,7 +48,7 @@ impl ForeignTables {
         }
     }
 
-    /// Reads the foreign tables in the calling thread's network namespace. `own` is Tortie's table, and `commits` the
+    /// Reads the foreign tables in the calling thread's network namespace. `own` is Tortie's table of policy, and `commits` the
     /// number of Tortie's transactions: if there were no other transactions, nothing is read again.
     pub(super) fn look(&mut self, own: &str, commits: u32, now: Instant) {
         self.looked = true;
@@ -66,7 +66,7 @@ impl ForeignTables {
         if rests || self.read.is_some_and(unchanged) {
             return;
         }
-        let read = Others::read(own, MAX_OBJECTS);
+        let read = Others::read(&[own, crate::services::TABLE], MAX_OBJECTS);
         let generation = read.as_ref().ok().and_then(|others| others.generation);
         self.read = generation.map(|generation| (generation, commits));
         let objects = read.as_ref().map_or(0, |others| others.objects);

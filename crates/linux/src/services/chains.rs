@@ -6,6 +6,7 @@ use tortie_api::net::Protocol;
 use tortie_kernel::nftables::{BaseChain, Chain, ChainKind, Hook, Key, Reject, Rule};
 use tortie_services::{Masquerading, NodePortPlace};
 
+use super::affinity::{LEARNING, REMEMBERED};
 use super::layout::{Kind, Place, SetId, SlotClass, digit};
 use super::words::{WITH_PORTS, When, Words, any, of};
 use crate::dataplane::nat::{DESTINATION_NAT, SOURCE_NAT};
@@ -30,6 +31,7 @@ pub(super) fn fixed(
         chains.ranges(family);
         chains.translation(masquerading, &node);
         chains.refusal(&node);
+        chains.learning(masquerading, &node);
         chains.source(masquerading, &node);
     }
     chains.0
@@ -109,8 +111,10 @@ impl Chains {
             ("refuse-forward", Hook::Forward),
             ("refuse-output", Hook::Output),
         ];
+        let is_led = |words: Words| words.is_new().is_translated(true);
         for (name, hook) in hooks {
-            self.add_base(name, ChainKind::Filter, hook, FILTER, by_family(&is_left, "refuse"));
+            let rules = [by_family(&is_left, "refuse"), by_family(&is_led, "learn")].concat();
+            self.add_base(name, ChainKind::Filter, hook, FILTER, rules);
         }
         let rules = by_family(&is_translated, "source");
         self.add_base("source-postrouting", ChainKind::Nat, Hook::Postrouting, SOURCE_NAT, rules);
@@ -129,7 +133,7 @@ impl Chains {
         self.add(format!("ranges{}", digit(family)), vec![to_service.go_to(&check)]);
         let rules = vec![
             any().reset_priority().rule(),
-            of(family).set_priority_by(set(Kind::Ranges), Place::Address).rule(),
+            of(family).set_priority_by(set(Kind::Ranges), Place::Address, When::Now).rule(),
             any().has_no_priority().accept(),
             of(family).source_is_allowed(family).reset_priority().accept(),
             any().drop(),
@@ -147,18 +151,28 @@ impl Chains {
         first.extend(node.words(When::Now).map(|words| words.go_to(&format!("node{digit}"))));
         self.add(format!("translate{digit}"), first);
         for (place, name) in [(Place::Address, "address"), (Place::Node, "node")] {
-            let class = |kind: fn(Place) -> Kind| of(family).set_priority_by(set(kind(place)), place).rule();
+            let by_frontend = |kind: fn(Place) -> Kind| {
+                of(family).set_priority_by(set(kind(place)), place, When::Now).rule()
+            };
+            // The backend that the client had, or any in the slots of the class.
+            let choice = |affinity: fn(Place) -> Kind, class: fn(Place) -> Kind| {
+                let reset = || any().reset_priority().rule();
+                let remembered = any().by_priority(REMEMBERED);
+                [reset(), by_frontend(affinity), remembered, reset(), by_frontend(class), any().go_to_class()]
+            };
             let inside = format!("{name}-inside{digit}");
             let taken = format!("{name}-taken{digit}");
-            let mut rules = vec![any().reset_priority().rule(), class(Kind::Class), any().go_to_class()];
+            let mut rules = choice(Kind::Affinity, Kind::Class).to_vec();
             if masquerading.knows_pods {
                 let of_pod = of(family).address(PacketEnd::Source, set(Kind::Pods), false);
                 rules.push(of_pod.go_to(&inside));
             }
             rules.push(any().is_local(PacketEnd::Source).go_to(&inside));
-            rules.extend([class(Kind::ClassOutside), any().go_to_class(), any().go_to(&taken)]);
+            rules.extend(choice(Kind::AffinityOutside, Kind::ClassOutside));
+            rules.push(any().go_to(&taken));
             self.add(format!("{name}{digit}"), rules);
-            let rules = vec![class(Kind::ClassInside), any().go_to_class(), any().go_to(&taken)];
+            let mut rules = choice(Kind::AffinityInside, Kind::ClassInside).to_vec();
+            rules.push(any().go_to(&taken));
             self.add(inside, rules);
             // What a frontend takes and does not translate is no node port's, and no other program's. It is dropped here, because a backend
             // may have the frontend's own address and port, and such a connection does not count as translated.
@@ -178,11 +192,45 @@ impl Chains {
         let is_to = |kind| of(family).address(PacketEnd::Destination, set(kind), false);
         let mut first = vec![is_to(Kind::Addresses).jump(&format!("refuse-address{digit}"))];
         first.extend(node.words(When::Now).map(|words| words.jump(&format!("refuse-node{digit}"))));
-        first.extend([is_to(Kind::ClusterIps).go_to(REJECT), is_to(Kind::ServiceCidrs).drop()]);
+        // An address of the node may be in such a network, too.
+        let unused = is_to(Kind::ServiceCidrs).is_not_local(PacketEnd::Destination);
+        first.extend([is_to(Kind::ClusterIps).go_to(REJECT), unused.drop()]);
         self.add(format!("refuse{digit}"), first);
         for (place, name) in [(Place::Address, "address"), (Place::Node, "node")] {
             let rejected = of(family).frontend(set(Kind::Rejected(place)), place, When::Now);
             self.add(format!("refuse-{name}{digit}"), vec![rejected.go_to(REJECT)]);
+        }
+    }
+
+    /// Notes the backends of new connections to Services with session affinity.
+    fn learning(&mut self, masquerading: Masquerading, node: &NodePorts<'_>) {
+        let family = node.family;
+        let digit = digit(family);
+        let set = |kind| SetId::new(kind, family);
+        let name = |protocol: Protocol| format!("learn{digit}-{}", protocol.to_string().to_lowercase());
+        let first = WITH_PORTS.map(|protocol| any().protocol(protocol).go_to(&name(protocol)));
+        self.add(format!("learn{digit}"), first.to_vec());
+        for protocol in WITH_PORTS {
+            let reset = || any().reset_priority().rule();
+            let learn = |kind: fn(Place) -> Kind| {
+                let at =
+                    |words: Words, place| words.set_priority_by(set(kind(place)), place, When::First).rule();
+                let mut rules =
+                    vec![reset(), at(any().protocol(protocol), Place::Address), any().by_priority(LEARNING)];
+                if let Some(words) = node.words(When::First) {
+                    rules.extend([at(words.protocol(protocol), Place::Node), any().by_priority(LEARNING)]);
+                }
+                rules
+            };
+            let inside = format!("{}-inside", name(protocol));
+            let mut rules = learn(Kind::Affinity);
+            if masquerading.knows_pods {
+                rules.push(of(family).address(PacketEnd::Source, set(Kind::Pods), false).go_to(&inside));
+            }
+            rules.push(any().is_local(PacketEnd::Source).go_to(&inside));
+            rules.extend(learn(Kind::AffinityOutside));
+            self.add(name(protocol), rules);
+            self.add(inside, learn(Kind::AffinityInside));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The desired table: the Services of the node in memory, and the elements that a change of them adds and removes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -10,6 +10,7 @@ use tortie_services::{
     Backend, Frontend, FrontendAddress, FrontendKey, NodePortPlace, PoolChange, ServicePortId, ServicesDelta,
 };
 
+use super::affinity::{self, Tokens, Unit, token_entries};
 use super::edits::Edits;
 use super::frontends::{Pool, TableEntry, entries, lists};
 use super::layout::{Kind, List, SetId, SlotClass, family, frontend_key, place};
@@ -29,9 +30,18 @@ pub(super) struct Desired {
     cluster_ips: BTreeSet<IpAddr>,
     service_cidrs: BTreeSet<IpNet>,
     pub(super) node_ports: BTreeMap<Family, NodePortPlace>,
-    pods: BTreeSet<IpAddr>,
+    pods: BTreeSet<IpNet>,
     /// The classes that have a chain. They stay.
     pub(super) classes: BTreeSet<SlotClass>,
+    /// The units of session affinity by number, with the number of lists of frontends that use them.
+    units: BTreeMap<u32, (usize, Unit)>,
+    /// The pool of each number of a unit.
+    unit_pools: BTreeMap<u32, (Arc<ServicePortId>, Pool)>,
+    tokens: Tokens,
+    /// The elements of tokens.
+    token_elements: BTreeMap<(SetId, Key), Value>,
+    /// The units whose pools have lost backends since their clients were looked at.
+    pub(super) left: BTreeSet<u32>,
 }
 
 /// A port of a Service.
@@ -39,11 +49,25 @@ pub(super) struct Desired {
 pub(super) struct Port {
     has_endpoints: bool,
     pub(super) affinity: Option<u32>,
+    /// See `tortie_services::ServicePort::serving`.
+    pub(super) serving: BTreeSet<SocketAddr>,
+    /// The numbers of the units of its pools, if it has or had session affinity.
+    units: Option<[u32; 2]>,
     cluster: Slots,
     local: Slots,
 }
 
 impl Port {
+    /// The unit of a pool, if the port has session affinity.
+    fn unit(&self, id: &ServicePortId, pool: Pool) -> Option<Unit> {
+        let (seconds, [cluster, local]) = (self.affinity?, self.units?);
+        let number = match pool {
+            Pool::Cluster => cluster,
+            Pool::Local => local,
+        };
+        Some(Unit { number, family: family(id.family), protocol: id.protocol, seconds })
+    }
+
     pub(super) fn slots(&self, pool: Pool) -> &Slots {
         match pool {
             Pool::Cluster => &self.cluster,
@@ -72,6 +96,7 @@ struct Shown {
 struct View {
     entries: Vec<TableEntry>,
     lists: BTreeMap<List, Shown>,
+    units: Vec<(List, Unit)>,
 }
 
 /// The slots of pools that a change touches; none for a pool that is made anew.
@@ -89,14 +114,18 @@ impl Desired {
         for delta in deltas {
             self.apply(delta, &mut touched, &mut edits);
         }
+        let mut units: BTreeMap<u32, Option<Unit>> = BTreeMap::new();
         for (key, old) in before {
             let new = self.view(&key);
+            self.count_units(&old, &new, &mut units);
             old.entries.iter().for_each(|(at, value)| edits.remove(*at, value));
             new.entries.iter().for_each(|(at, value)| edits.add(*at, value));
             for list in List::ALL {
                 self.edit_slots(&key, list, &old, &new, &touched, &mut edits);
             }
         }
+        let now = |number: &u32| self.units.get(number).map(|(_, unit)| *unit);
+        edits.units = units.iter().map(|(number, old)| (*old, now(number))).collect();
         let new = edits.classes().filter(|class| !self.classes.contains(class));
         let new: BTreeSet<SlotClass> = new.collect();
         self.classes.extend(&new);
@@ -104,23 +133,18 @@ impl Desired {
         edits
     }
 
-    /// The addresses of this node's pods.
-    pub(super) fn set_pods(&mut self, pods: BTreeSet<IpAddr>) -> Edits {
-        let mut edits = Edits::default();
-        let entry = |address: &IpAddr| (SetId::new(Kind::Pods, Family::of(*address)), Key::address(*address));
-        self.pods.difference(&pods).for_each(|gone| edits.remove(entry(gone), &Value::default()));
-        pods.difference(&self.pods).for_each(|new| edits.add(entry(new), &Value::default()));
-        self.pods = pods;
-        edits
-    }
-
-    /// The ports of Services that need session affinity.
-    pub(super) fn with_affinity(&self) -> impl Iterator<Item = &Arc<ServicePortId>> {
-        self.ports.iter().filter(|(_, port)| port.affinity.is_some()).map(|(id, _)| id)
+    /// The networks of this node's pods.
+    pub(super) fn set_pods(&mut self, pods: &BTreeSet<IpNet>, edits: &mut Edits) {
+        if self.pods == *pods {
+            return;
+        }
+        networks_of(Kind::Pods, &self.pods).for_each(|(at, value)| edits.remove(at, &value));
+        networks_of(Kind::Pods, pods).for_each(|(at, value)| edits.add(at, &value));
+        self.pods.clone_from(pods);
     }
 
     /// The chosen frontends of a delta.
-    fn concerned(&self, delta: &ServicesDelta) -> Vec<FrontendKey> {
+    pub(super) fn concerned(&self, delta: &ServicesDelta) -> Vec<FrontendKey> {
         match delta {
             ServicesDelta::Port { id, .. } | ServicesDelta::PortRemoved(id) => {
                 self.frontends_of.get(id).into_iter().flatten().copied().collect()
@@ -140,9 +164,39 @@ impl Desired {
             Some((list, Shown { port: frontend.service_port.clone(), pool, length }))
         });
         let lists: BTreeMap<List, Shown> = shown.collect();
+        let units: Vec<(List, Unit)> = port
+            .into_iter()
+            .flat_map(|port| {
+                let (_, lists) = self::lists(key, frontend);
+                lists
+                    .into_iter()
+                    .filter_map(|(list, pool)| Some((list, port.unit(&frontend.service_port, pool)?)))
+            })
+            .collect();
+        let numbers: Vec<_> = units.iter().map(|(list, unit)| (*list, unit.number)).collect();
         let lengths: Vec<_> = lists.iter().map(|(list, shown)| (*list, shown.length)).collect();
         let ranges = frontend.source_ranges.as_ref().and_then(|ranges| self.range_lists.number(ranges));
-        View { entries: entries(key, frontend, has_endpoints, &lengths, ranges), lists }
+        View { entries: entries(key, frontend, has_endpoints, &lengths, &numbers, ranges), lists, units }
+    }
+
+    /// Counts the units of a frontend before and after a change. Notes those before all changes.
+    fn count_units(&mut self, old: &View, new: &View, before: &mut BTreeMap<u32, Option<Unit>>) {
+        for (_, unit) in old.units.iter().chain(&new.units) {
+            before.entry(unit.number).or_insert_with(|| self.units.get(&unit.number).map(|(_, unit)| *unit));
+        }
+        for (_, unit) in &new.units {
+            let (owners, known) = self.units.entry(unit.number).or_insert((0, *unit));
+            *owners += 1;
+            *known = *unit;
+        }
+        for (_, unit) in &old.units {
+            if let Some((owners, _)) = self.units.get_mut(&unit.number) {
+                *owners -= 1;
+                if *owners == 0 {
+                    self.units.remove(&unit.number);
+                }
+            }
+        }
     }
 
     fn edit_slots(
@@ -181,21 +235,29 @@ impl Desired {
 
     fn apply(&mut self, delta: &ServicesDelta, touched: &mut Touched, edits: &mut Edits) {
         match delta {
-            ServicesDelta::Port { id, has_endpoints, affinity, cluster, local } => {
+            ServicesDelta::Port { id, has_endpoints, affinity, serving, cluster, local } => {
+                self.number_units(id, *affinity);
+                let former = self.of_units(id);
                 let port = self.ports.entry(id.clone()).or_default();
+                port.serving.clone_from(serving);
                 (port.has_endpoints, port.affinity) = (*has_endpoints, *affinity);
                 for (pool, change) in [(Pool::Cluster, cluster), (Pool::Local, local)] {
                     self.change_pool(id, pool, change, touched, edits);
                 }
+                self.change_tokens(id, &former, edits);
             }
             ServicesDelta::PortRemoved(id) => {
+                let former = self.of_units(id);
                 for pool in [Pool::Cluster, Pool::Local] {
                     let slots = self.ports.get(id).map(|port| port.slots(pool));
                     let removed = slots.into_iter().flat_map(Slots::iter).copied().collect();
                     self.change_pool(id, pool, &PoolChange { added: Vec::new(), removed }, touched, edits);
                     touched.insert((id.clone(), pool), None);
                 }
-                self.ports.remove(id);
+                let port = self.ports.remove(id);
+                self.change_tokens(id, &former, edits);
+                let numbers = port.and_then(|port| port.units).into_iter().flatten();
+                numbers.for_each(|number| drop(self.unit_pools.remove(&number)));
             }
             ServicesDelta::Frontend(key, frontend) => {
                 self.remove_frontend(key, edits);
@@ -246,6 +308,9 @@ impl Desired {
         if let Some(known) = known {
             known.extend(slots);
         }
+        if let Some(unit) = port.unit(id, pool).filter(|_| !change.removed.is_empty()) {
+            self.left.insert(unit.number);
+        }
         let is_local = |backend: &&Backend| backend.is_local;
         for gone in change.removed.iter().filter(is_local) {
             self.unshare(itself(gone), edits);
@@ -253,6 +318,74 @@ impl Desired {
         for new in change.added.iter().filter(is_local) {
             self.share(itself(new), Value::default(), edits);
         }
+    }
+
+    /// Gives the units of a port their numbers when it gets session affinity.
+    fn number_units(&mut self, id: &Arc<ServicePortId>, affinity: Option<u32>) {
+        let port = self.ports.get(id);
+        if affinity.is_none() || port.is_some_and(|port| port.units.is_some()) {
+            return;
+        }
+        let numbers = [Pool::Cluster, Pool::Local].map(|pool| {
+            let taken = |number| self.unit_pools.contains_key(&number);
+            let (number, is_ambiguous) = affinity::number(id, pool, taken);
+            self.tokens.is_ambiguous |= is_ambiguous;
+            self.unit_pools.insert(number, (id.clone(), pool));
+            number
+        });
+        self.ports.entry(id.clone()).or_default().units = Some(numbers);
+    }
+
+    /// The backends of the units of a port.
+    fn of_units(&self, id: &Arc<ServicePortId>) -> Vec<(u32, Backend)> {
+        let Some(port) = self.ports.get(id) else { return Vec::new() };
+        let pools = [Pool::Cluster, Pool::Local].into_iter();
+        let units = pools.filter_map(|pool| Some((port.unit(id, pool)?.number, port.slots(pool))));
+        units.flat_map(|(unit, slots)| slots.iter().map(move |backend| (unit, *backend))).collect()
+    }
+
+    /// Gives the backends of the units of a port their tokens, and takes those of backends that have left. `former` are those before.
+    fn change_tokens(&mut self, id: &Arc<ServicePortId>, former: &[(u32, Backend)], edits: &mut Edits) {
+        let current = self.of_units(id);
+        let sockets = |of: &[(u32, Backend)]| -> BTreeMap<(u32, SocketAddr), Backend> {
+            of.iter().map(|(unit, backend)| ((*unit, backend.socket()), *backend)).collect()
+        };
+        let (former, current) = (sockets(former), sockets(&current));
+        for ((unit, socket), backend) in former.iter().filter(|(key, _)| !current.contains_key(key)) {
+            let token = self.tokens.known(*unit, *socket);
+            let entries = token.and_then(|token| token_entries(*unit, backend, id.protocol, token));
+            for (at, value) in entries.into_iter().flatten() {
+                self.token_elements.remove(&at);
+                edits.remove(at, &value);
+            }
+            self.tokens.remove(*unit, *socket);
+        }
+        for ((unit, socket), backend) in current.iter().filter(|(key, _)| !former.contains_key(key)) {
+            let token = self.tokens.of(*unit, *socket);
+            for (at, value) in token_entries(*unit, backend, id.protocol, token).into_iter().flatten() {
+                edits.add(at, &value);
+                self.token_elements.insert(at, value);
+            }
+        }
+    }
+
+    /// True if numbers or tokens depend on the order in which they were given.
+    pub(super) fn is_ambiguous(&self) -> bool {
+        self.tokens.is_ambiguous
+    }
+
+    /// The units of session affinity.
+    pub(super) fn units(&self) -> impl Iterator<Item = &Unit> {
+        self.units.values().map(|(_, unit)| unit)
+    }
+
+    /// A unit, with the tokens of its pool.
+    pub(super) fn unit(&self, number: u32) -> Option<(Unit, BTreeSet<u32>)> {
+        let (_, unit) = self.units.get(&number)?;
+        let (id, pool) = self.unit_pools.get(&number)?;
+        let backends = self.ports.get(id)?.slots(*pool).iter();
+        let tokens = backends.filter_map(|backend| self.tokens.known(number, backend.socket()));
+        Some((*unit, tokens.collect()))
     }
 
     fn add_frontend(&mut self, key: FrontendKey, frontend: &Frontend, edits: &mut Edits) {
@@ -311,8 +444,8 @@ impl Desired {
                 all.extend(networks_of(Kind::NodeAddresses, &networks.iter().copied().collect()));
             }
         }
-        let pod = |address: &IpAddr| (SetId::new(Kind::Pods, Family::of(*address)), Key::address(*address));
-        all.extend(self.pods.iter().map(|address| (pod(address), Value::default())));
+        all.extend(networks_of(Kind::Pods, &self.pods));
+        all.extend(self.token_elements.iter().map(|(at, value)| (*at, value.clone())));
         all
     }
 
@@ -336,7 +469,7 @@ impl Desired {
     }
 
     /// Gives backends the slots that they have in the kernel's table, as far as possible.
-    pub(super) fn adopt_slots(&mut self, earlier: impl Fn(SetId, &Key) -> Vec<std::net::SocketAddr>) {
+    pub(super) fn adopt_slots(&mut self, earlier: impl Fn(SetId, &Key) -> Vec<SocketAddr>) {
         let mut done = BTreeSet::new();
         for (key, frontend) in &self.frontends {
             let (place, family) = place(key);

@@ -11,6 +11,7 @@ use std::net::SocketAddr;
 
 use tortie_kernel::nftables::{Data, Element, Key, Op, Value};
 
+use super::affinity::Unit;
 use super::layout::{Kind, SetId, SlotClass};
 
 /// The elements that come, change, and go.
@@ -25,6 +26,8 @@ pub(super) struct Edits {
     /// Other elements: the values before and after.
     entries: BTreeMap<(SetId, Key), (Option<Value>, Option<Value>)>,
     pub(super) new_classes: BTreeSet<SlotClass>,
+    /// Units of session affinity: those before and after.
+    pub(super) units: Vec<(Option<Unit>, Option<Unit>)>,
     /// True if the rules change.
     pub(super) rules: bool,
 }
@@ -82,11 +85,23 @@ impl Edits {
         let come = changes().filter_map(|(at, (_, after))| element(at, after));
         let replaced = by_set(self.changed_slots.keys().map(keys));
         let replacing = by_set(self.changed_slots.iter().map(socket));
-        ServiceSteps {
+        let mut steps = ServiceSteps {
             prepare: additions(by_set(self.new_slots.iter().map(socket))),
             switch: [replacements(replaced, replacing), replacements(by_set(gone), by_set(come))].concat(),
             clear: removals(by_set(self.old_slots.iter().map(keys))),
+        };
+        for change in &self.units {
+            match change {
+                (None, Some(new)) => steps.prepare.extend(new.creation()),
+                (Some(old), None) => {
+                    steps.switch.extend(old.detachment());
+                    steps.clear.extend(old.removal());
+                }
+                (Some(old), Some(new)) if old != new => steps.switch.extend(new.alteration(old)),
+                _ => {}
+            }
         }
+        steps
     }
 }
 

@@ -31,12 +31,13 @@ pub(super) fn lists(key: &FrontendKey, frontend: &Frontend) -> (Kind, Vec<(List,
 /// An element of a set or a map.
 pub(super) type TableEntry = ((SetId, Key), Value);
 
-/// The elements of a frontend whose port has these numbers of backends in each list. `ranges` is the number of its list of networks.
+/// The elements of a frontend whose port has these numbers of backends in each list, and these units of session affinity. `ranges` is the number of its list of networks.
 pub(super) fn entries(
     key: &FrontendKey,
     frontend: &Frontend,
     has_endpoints: bool,
     lengths: &[(List, usize)],
+    units: &[(List, u32)],
     ranges: Option<u32>,
 ) -> Vec<TableEntry> {
     let (place, family) = place(key);
@@ -56,6 +57,14 @@ pub(super) fn entries(
         };
         let class = SlotClass::of(family, place, *list, *length);
         entries.extend(class.map(|class| entry(kind, number(class.number()))));
+    }
+    for (list, unit) in units {
+        let kind = match (group, list) {
+            (Kind::Local(_), List::Common) => Kind::AffinityInside(place),
+            (_, List::Common) => Kind::Affinity(place),
+            (_, List::Outside) => Kind::AffinityOutside(place),
+        };
+        entries.push(entry(kind, number(*unit)));
     }
     // A port of the node has no ranges.
     if let (FrontendAddress::Address(_), Some(ranges)) = (key.address, ranges) {

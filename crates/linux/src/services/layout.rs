@@ -49,7 +49,7 @@ pub(super) enum Kind {
     ServiceCidrs,
     /// The networks of the node's addresses that accept node ports.
     NodeAddresses,
-    /// The addresses of this node's pods.
+    /// The networks of this node's pods.
     Pods,
     /// The address of a local backend, twice.
     Itself,
@@ -71,6 +71,16 @@ pub(super) enum Kind {
     ClassInside(Place),
     /// Frontend with the policy Local → class, for all other senders.
     ClassOutside(Place),
+    /// Frontend with session affinity → its [unit](super::affinity), for all senders.
+    Affinity(Place),
+    /// Such a frontend with the policy Local → its unit, for pods and the node itself.
+    AffinityInside(Place),
+    /// Such a frontend with the policy Local → its unit, for all other senders.
+    AffinityOutside(Place),
+    /// A unit with the address, protocol and port of one of its backends → the token of the backend.
+    Tokens,
+    /// Token → the backend.
+    TokenBackends,
 }
 
 /// A set or a map.
@@ -102,6 +112,9 @@ impl SetId {
                 Kind::Class(place),
                 Kind::ClassInside(place),
                 Kind::ClassOutside(place),
+                Kind::Affinity(place),
+                Kind::AffinityInside(place),
+                Kind::AffinityOutside(place),
             ];
             slots.into_iter().chain(others)
         });
@@ -114,6 +127,8 @@ impl SetId {
             Kind::Itself,
             Kind::Allowed,
             Kind::Ranges,
+            Kind::Tokens,
+            Kind::TokenBackends,
         ]);
         kinds.flat_map(|kind| Family::ALL.map(|family| Self { kind, family }))
     }
@@ -137,6 +152,11 @@ impl SetId {
             Kind::Class(place) => (place.prefix(), "class"),
             Kind::ClassInside(place) => (place.prefix(), "inside-class"),
             Kind::ClassOutside(place) => (place.prefix(), "outside-class"),
+            Kind::Affinity(place) => (place.prefix(), "affinity"),
+            Kind::AffinityInside(place) => (place.prefix(), "inside-affinity"),
+            Kind::AffinityOutside(place) => (place.prefix(), "outside-affinity"),
+            Kind::Tokens => ("", "tokens"),
+            Kind::TokenBackends => ("", "token-backends"),
         };
         format!("{prefix}{name}{}", digit(self.family))
     }
@@ -147,25 +167,30 @@ impl SetId {
             Place::Address => vec![address, Field::Protocol, Field::Port],
             Place::Node => vec![Field::Protocol, Field::Port],
         };
+        let socket = match self.family {
+            Family::V4 => DataKind::Ipv4Port,
+            Family::V6 => DataKind::Ipv6Port,
+        };
         match self.kind {
-            Kind::Slots(place, _) => {
-                let values = match self.family {
-                    Family::V4 => DataKind::Ipv4Port,
-                    Family::V6 => DataKind::Ipv6Port,
-                };
-                SetSpec::map(&[frontend(place), vec![Field::Random]].concat(), values)
+            Kind::Slots(place, _) => SetSpec::map(&[frontend(place), vec![Field::Random]].concat(), socket),
+            Kind::TokenBackends => SetSpec::map(&[Field::Priority], socket),
+            Kind::Tokens => {
+                SetSpec::map(&[vec![Field::Priority], frontend(Place::Address)].concat(), DataKind::Priority)
             }
-            Kind::Addresses | Kind::ClusterIps | Kind::Pods => SetSpec::hash(&[address]),
-            Kind::ServiceCidrs | Kind::NodeAddresses => SetSpec::interval(&[address]),
+            Kind::Addresses | Kind::ClusterIps => SetSpec::hash(&[address]),
+            Kind::Pods | Kind::ServiceCidrs | Kind::NodeAddresses => SetSpec::interval(&[address]),
             Kind::Itself => SetSpec::hash(&[address, address]),
             Kind::Allowed => SetSpec::interval(&[Field::Priority, address]),
             Kind::Ranges => SetSpec::map(&frontend(Place::Address), DataKind::Priority),
             Kind::Internal(place) | Kind::External(place) | Kind::Local(place) | Kind::Rejected(place) => {
                 SetSpec::hash(&frontend(place))
             }
-            Kind::Class(place) | Kind::ClassInside(place) | Kind::ClassOutside(place) => {
-                SetSpec::map(&frontend(place), DataKind::Priority)
-            }
+            Kind::Class(place)
+            | Kind::ClassInside(place)
+            | Kind::ClassOutside(place)
+            | Kind::Affinity(place)
+            | Kind::AffinityInside(place)
+            | Kind::AffinityOutside(place) => SetSpec::map(&frontend(place), DataKind::Priority),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Services on Linux: makes `tortie_services::NodeServices` real in an nftables table of its own. No agent calls it yet.
+//! Services on Linux: makes `tortie_services::NodeServices` real in an nftables table of its own.
 //!
 //! The table is not that of policy, because the kernel validates each table as a whole when a verdict changes in it. Everything that
 //! comes and goes with Services is in sets and in maps to data, which are never validated.
@@ -20,28 +20,39 @@
 //! not, the chain of the class drops it. A packet that no chain of this table has translated, because the Service came after that, may be
 //! rejected.
 
+mod affinity;
 mod chains;
 mod desired;
 mod edits;
+mod flows;
 mod frontends;
+mod kube_proxy;
 mod layout;
+mod parameters;
 mod ranges;
 mod slots;
 mod table;
 mod words;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
-use tortie_kernel::nftables::{Nft, Op, Transaction};
-use tortie_services::{Masquerading, ServicePortId, ServicesDelta};
+use ipnet::IpNet;
+use tortie_dataplane::{ServiceDataplane, ServiceDataplaneError};
+use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::nftables::{ChangeCallback, Nft, Op, Transaction, Watch};
+use tortie_services::{Masquerading, ServicesDelta};
 
 use self::desired::Desired;
 use self::edits::{Edits, ServiceSteps};
+use self::flows::StaleFlows;
+pub use self::kube_proxy::KubeProxy;
+use crate::error::tolerate_gone;
 use crate::quiescence::wait_for_packets;
 use crate::{Error, Result};
+
+/// The name of the table.
+pub(crate) const TABLE: &str = "tortie-services";
 
 /// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,7 +68,7 @@ pub struct ServicesConfig {
 impl Default for ServicesConfig {
     fn default() -> Self {
         Self {
-            table: "tortie-services".to_owned(),
+            table: TABLE.to_owned(),
             masquerading: Masquerading { all: false, knows_pods: true },
             transaction_bytes: usize::MAX,
         }
@@ -69,7 +80,10 @@ impl Default for ServicesConfig {
 pub struct ServiceTable {
     config: ServicesConfig,
     nft: Nft,
+    conntrack: Conntrack,
     desired: Desired,
+    /// The frontends of UDP whose flows may lead to former backends.
+    stale: StaleFlows,
     /// Whether the kernel's table is as this process has left it, as far as known.
     is_known: bool,
     /// Whether the slots of an earlier process have been looked at.
@@ -78,6 +92,9 @@ pub struct ServiceTable {
     garbage: Vec<Op>,
     /// The time of the last change.
     switched: Instant,
+    /// Whether the kernel parameters have been set.
+    has_parameters: bool,
+    watch: Option<Watch>,
 }
 
 impl ServiceTable {
@@ -89,30 +106,45 @@ impl ServiceTable {
     pub fn open(config: ServicesConfig) -> Result<Self> {
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
-        let desired = Desired::default();
-        let (is_known, has_adopted, garbage) = (false, false, Vec::new());
-        Ok(Self { config, nft, desired, is_known, has_adopted, garbage, switched: Instant::now() })
+        let (desired, stale) = Default::default();
+        let (is_known, has_adopted, has_parameters) = (false, false, false);
+        let (garbage, watch) = (Vec::new(), None);
+        let (conntrack, switched) = (Conntrack::open()?, Instant::now());
+        Ok(Self {
+            config,
+            nft,
+            conntrack,
+            desired,
+            stale,
+            is_known,
+            has_adopted,
+            garbage,
+            switched,
+            has_parameters,
+            watch,
+        })
     }
 
-    /// Puts changes in force. The first call has all Services: it replaces what an earlier process has left.
+    /// Puts changes in force, and the networks of this node's pods. The first call has all Services: it replaces what an earlier process
+    /// has left.
     ///
     /// # Errors
     /// The kernel refused the table. The changes are noted; the next call, or [`resync`](Self::resync), tries again.
-    pub fn apply(&mut self, deltas: &[ServicesDelta]) -> Result<()> {
-        let edits = self.desired.ingest(deltas);
+    pub fn apply(&mut self, deltas: &[ServicesDelta], pods: &BTreeSet<IpNet>) -> Result<()> {
+        self.stale.note(&self.desired, deltas);
+        let mut edits = self.desired.ingest(deltas);
+        self.desired.set_pods(pods, &mut edits);
         self.put(edits)
     }
 
-    /// The addresses of this node's pods. Before the first call of [`apply`](Self::apply), they are only noted.
+    /// Forgets flows of UDP to backends that do not serve any more, and clients of backends that have left.
     ///
     /// # Errors
-    /// As [`apply`](Self::apply).
-    pub fn set_pods(&mut self, addresses: BTreeSet<IpAddr>) -> Result<()> {
-        let edits = self.desired.set_pods(addresses);
-        if !self.has_adopted {
-            return Ok(());
-        }
-        self.put(edits)
+    /// The kernel refused something. The next call tries again.
+    pub fn clean_up(&mut self) -> Result<()> {
+        let flows = self.forget_stale();
+        self.forget_clients()?;
+        flows
     }
 
     /// Reads the kernel's table, and repairs what differs.
@@ -124,12 +156,53 @@ impl ServiceTable {
         let compared = self.compare();
         compared.map_err(|failure| self.explain(failure))?;
         self.is_known = true;
+        if !self.has_parameters {
+            // The kernel has them once a table tracks connections.
+            parameters::ensure();
+            self.has_parameters = true;
+        }
         Ok(())
     }
 
-    /// The ports of Services whose session affinity is not in force: their connections get any backend.
-    pub fn without_affinity(&self) -> impl Iterator<Item = &Arc<ServicePortId>> {
-        self.desired.with_affinity()
+    /// Forgets flows when no packet can begin one by the former table any more.
+    fn forget_stale(&mut self) -> Result<()> {
+        if self.stale.is_empty() {
+            return Ok(());
+        }
+        wait_for_packets(self.switched);
+        let forgotten = self.stale.forget(&self.desired, &mut self.conntrack)?;
+        if forgotten > 0 {
+            tracing::debug!(forgotten, "flows of UDP to former backends are forgotten");
+        }
+        Ok(())
+    }
+
+    /// Forgets the clients of backends that have left their pools, so that their next connections are remembered anew. Nobody is led there any
+    /// more, also before.
+    fn forget_clients(&mut self) -> Result<()> {
+        if self.desired.left.is_empty() {
+            return Ok(());
+        }
+        wait_for_packets(self.switched);
+        let mut failed = None;
+        for number in std::mem::take(&mut self.desired.left) {
+            if let Err(error) = self.forget_clients_of(number) {
+                self.desired.left.insert(number);
+                failed = Some(error);
+            }
+        }
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn forget_clients_of(&mut self, number: u32) -> tortie_kernel::Result<()> {
+        let Some((unit, pool)) = self.desired.unit(number) else { return Ok(()) };
+        let (table, map, spec) = (&self.config.table, unit.clients(), unit.clients_spec());
+        for client in affinity::stale_clients(&self.nft.listed_elements(table, &map)?, &pool) {
+            let op = Op::DeleteElements(map.clone(), spec.clone(), vec![client]);
+            // Its time may be over, or somebody else has removed it.
+            tolerate_gone(self.nft.commit(&Transaction { table: table.clone(), ops: vec![op] }))?;
+        }
+        Ok(())
     }
 
     fn put(&mut self, edits: Edits) -> Result<()> {
@@ -148,12 +221,12 @@ impl ServiceTable {
         if steps.prepare.is_empty() && steps.switch.is_empty() && steps.clear.is_empty() {
             return Ok(());
         }
-        let mut prepare = std::mem::take(&mut self.garbage);
-        if !prepare.is_empty() {
+        let garbage = std::mem::take(&mut self.garbage);
+        if !garbage.is_empty() {
             wait_for_packets(self.switched);
+            self.commit(garbage)?;
         }
-        prepare.extend(steps.prepare);
-        self.commit(prepare)?;
+        self.commit(steps.prepare)?;
         self.commit(steps.switch)?;
         self.switched = Instant::now();
         self.garbage = steps.clear;
@@ -199,4 +272,49 @@ impl ServiceTable {
         };
         Error::ServicesRefused { table: self.config.table.clone(), remedy, failure: Box::new(failure) }
     }
+}
+
+impl ServiceDataplane for ServiceTable {
+    fn apply(
+        &mut self,
+        deltas: &[ServicesDelta],
+        pods: &BTreeSet<IpNet>,
+    ) -> Result<(), ServiceDataplaneError> {
+        Self::apply(self, deltas, pods).map_err(ServiceDataplaneError::new)
+    }
+
+    fn resync(&mut self) -> Result<(), ServiceDataplaneError> {
+        Self::resync(self).map_err(ServiceDataplaneError::new)
+    }
+
+    fn clean_up(&mut self) -> Result<(), ServiceDataplaneError> {
+        Self::clean_up(self).map_err(ServiceDataplaneError::new)
+    }
+
+    fn watch(&mut self, on_change: Box<dyn Fn() + Send>) -> Result<(), ServiceDataplaneError> {
+        let watch = Watch::start(&self.config.table, self.nft.port(), ChangeCallback(on_change));
+        self.watch = Some(watch.map_err(ServiceDataplaneError::new)?);
+        Ok(())
+    }
+}
+
+/// Returns true if an earlier process has left a table.
+///
+/// # Errors
+/// The kernel does not list it.
+pub fn exists() -> Result<bool> {
+    Ok(Nft::open()?.flags(TABLE)?.is_some())
+}
+
+/// Removes the table of an earlier process, if there is one. Returns true if there was.
+///
+/// # Errors
+/// The kernel refused it.
+pub fn remove() -> Result<bool> {
+    let mut nft = Nft::open()?;
+    if nft.flags(TABLE)?.is_none() {
+        return Ok(false);
+    }
+    nft.commit(&Transaction { table: TABLE.to_owned(), ops: vec![Op::DeleteTable] })?;
+    Ok(true)
 }

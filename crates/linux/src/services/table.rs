@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use tortie_kernel::nftables::{
-    Data, Element, Field, Key, Op, Set, SetSpec, Table, Value, Verdict, additions, changeable, changes,
-    created,
+    Data, Element, Field, Key, Op, Set, SetSpec, Table, Value, Verdict, additions, alterations, changeable,
+    changes, created, removals,
 };
 
+use super::affinity;
 use super::chains;
 use super::desired::Desired;
 use super::layout::{CLASSES, Kind, List, PROTOCOLS, Place, SetId, SlotClass};
@@ -42,6 +43,7 @@ pub(super) fn whole(desired: &Desired, config: &ServicesConfig) -> Table {
         table.chains.insert(class.chain(), chains::of_class(*class));
     }
     table.sets.insert(CLASSES.to_owned(), classes);
+    affinity::add_to(&mut table, desired.units());
     table
 }
 
@@ -120,13 +122,25 @@ impl ServiceTable {
                 self.desired.adopt_slots(|set, frontend| backends(actual, set, frontend));
             }
         }
+        // Numbers that were given in another order may stand for others in the maps of clients.
+        let is_ambiguous = !self.has_adopted && self.desired.is_ambiguous();
+        if !self.has_adopted {
+            // An earlier process may have left clients of former backends.
+            let all: Vec<u32> = self.desired.units().map(|unit| unit.number).collect();
+            self.desired.left.extend(all);
+        }
         self.has_adopted = true;
         let new = whole(&self.desired, &self.config);
+        if actual.as_ref() != Some(&new) {
+            self.stale.note_all(&self.desired);
+        }
         match actual {
-            Some(actual) if changeable(&new, &actual) => self.mend(&new, actual),
+            Some(actual) if changeable(&new, &actual) && !is_ambiguous => self.mend(&new, actual),
             actual => {
                 let deletion = actual.map(|_| Op::DeleteTable);
-                self.commit(deletion.into_iter().chain(created(&new)).collect())
+                self.commit(deletion.into_iter().chain(created(&new)).collect())?;
+                self.switched = Instant::now();
+                Ok(())
             }
         }
     }
@@ -144,8 +158,9 @@ impl ServiceTable {
                 set.elements.entry(*key).or_insert_with(|| value.clone());
             }
         }
-        let switch = changes(&switched, &kernel);
-        let clear = changes(new, &switched);
+        let switch = alterations(&switched, &kernel);
+        // Kernels before 6.2 refuse to remove a chain in the transaction that removes what leads to it.
+        let clear = [removals(&switched, &kernel), changes(new, &switched)].concat();
         self.commit(prepare)?;
         self.commit(switch)?;
         self.switched = Instant::now();

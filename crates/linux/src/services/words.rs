@@ -72,6 +72,11 @@ impl Words {
         self.and(is_local(side, CmpOp::Equal))
     }
 
+    /// An address of the packet is not the node's own.
+    pub(super) fn is_not_local(self, side: PacketEnd) -> Self {
+        self.and(is_local(side, CmpOp::NotEqual))
+    }
+
     /// The destination, or that of the connection's first packet, is this address.
     pub(super) fn is_to(self, address: &Key, family: Family, when: When) -> Self {
         let value = address.bytes().to_vec();
@@ -109,11 +114,56 @@ impl Words {
         self.and(frontend(set.family, place, when)).and([in_set(&set.name(), false)])
     }
 
-    /// Sets the priority to the value that a map has for the frontend; ends the rule if it has none.
-    pub(super) fn set_priority_by(self, map: SetId, place: Place) -> Self {
-        let loaded = Expr::Map { register: 0, set: SetRef::named(map.name()), destination: 0 };
-        self.and(frontend(map.family, place, When::Now))
-            .and([loaded, Expr::SetMeta { register: 0, key: MetaKey::Priority }])
+    /// Sets the priority to the value that a map has for the frontend of the packet, or of the connection's first packet; ends the rule if it
+    /// has none.
+    pub(super) fn set_priority_by(self, map: SetId, place: Place, when: When) -> Self {
+        self.and(frontend(map.family, place, when)).and(set_priority_from(map.name()))
+    }
+
+    /// Sets the priority to the value that a map has for the source; ends the rule if it has none.
+    pub(super) fn set_priority_by_source(self, map: String, family: Family) -> Self {
+        self.and([load_address(PacketEnd::Source, family)]).and(set_priority_from(map))
+    }
+
+    /// Sets the priority, a unit, to the token that a map has for the unit and the destination; ends the rule if it has none.
+    pub(super) fn set_priority_to_token(self, map: SetId) -> Self {
+        let family = map.family;
+        let first = 1 + family.registers();
+        let (header, length) = (Header::Transport, Field::Port.length() as u32);
+        self.and([
+            Expr::Meta { register: 0, key: MetaKey::Priority },
+            load_address_to(PacketEnd::Destination, family, 1),
+            Expr::Meta { register: first, key: MetaKey::L4Proto },
+            Expr::Payload { register: first + 1, header, offset: 2, length },
+        ])
+        .and(set_priority_from(map.name()))
+    }
+
+    /// Translates the destination to the backend whose token is the priority; ends the rule if there is none.
+    pub(super) fn to_backend_of_token(self, family: Family) -> Rule {
+        let (nat, after) = nat(family);
+        let backends = SetId::new(Kind::TokenBackends, family).name();
+        self.ends([
+            Expr::Meta { register: 0, key: MetaKey::Priority },
+            Expr::Map { register: 0, set: SetRef::named(backends), destination: 0 },
+            Expr::DestinationNat { family: nat, address: 0, port: after },
+        ])
+    }
+
+    /// Puts the source with the priority into a map, or begins the time of the source anew.
+    pub(super) fn learn(self, map: String, family: Family, seconds: u32) -> Rule {
+        let value = family.registers();
+        self.ends([
+            load_address(PacketEnd::Source, family),
+            Expr::Meta { register: value, key: MetaKey::Priority },
+            Expr::Learn { register: 0, value, map, seconds },
+        ])
+    }
+
+    /// Continues where a map of verdicts says for the priority, if it says something.
+    pub(super) fn by_priority(self, map: &str) -> Rule {
+        let load = Expr::Meta { register: 0, key: MetaKey::Priority };
+        self.ends([load, Expr::VerdictMap { register: 0, set: SetRef::named(map) }])
     }
 
     /// Sets the priority to 0, which is no class.
@@ -126,6 +176,12 @@ impl Words {
     pub(super) fn has_no_priority(self) -> Self {
         let load = Expr::Meta { register: 0, key: MetaKey::Priority };
         self.and([load, Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0; 4] }])
+    }
+
+    /// The priority is this number.
+    pub(super) fn has_priority(self, number: u32) -> Self {
+        let load = Expr::Meta { register: 0, key: MetaKey::Priority };
+        self.and([load, Expr::Cmp { register: 0, op: CmpOp::Equal, value: number.to_ne_bytes().to_vec() }])
     }
 
     /// The priority and the source together are in the set of networks that pass.
@@ -141,17 +197,13 @@ impl Words {
 
     /// Continues in the chain of the class that is the priority, if it is one.
     pub(super) fn go_to_class(self) -> Rule {
-        let load = Expr::Meta { register: 0, key: MetaKey::Priority };
-        self.ends([load, Expr::VerdictMap { register: 0, set: SetRef::named(CLASSES) }])
+        self.by_priority(CLASSES)
     }
 
     /// Translates the destination to the backend in a random slot.
     pub(super) fn to_backend(self, class: SlotClass) -> Rule {
         let SlotClass { family, place, list, slots } = class;
-        let (nat, after) = match family {
-            Family::V4 => (NatFamily::Ipv4, 1),
-            Family::V6 => (NatFamily::Ipv6, 4),
-        };
+        let (nat, after) = nat(family);
         let set = SetId::new(Kind::Slots(place, list), family);
         let random = Expr::Random { register: registers(family, place), modulus: slots.into() };
         self.and(frontend(family, place, When::Now)).ends([
@@ -163,12 +215,8 @@ impl Words {
 
     /// Translates the destination to itself, so that no later chain translates the connection. It does not count as translated.
     pub(super) fn to_itself(self, family: Family) -> Rule {
-        let nat = match family {
-            Family::V4 => NatFamily::Ipv4,
-            Family::V6 => NatFamily::Ipv6,
-        };
         let load = load_address(PacketEnd::Destination, family);
-        self.ends([load, Expr::DestinationNatToAddress { family: nat, address: 0 }])
+        self.ends([load, Expr::DestinationNatToAddress { family: nat(family).0, address: 0 }])
     }
 
     /// Gives the packet an address of the node as its source.
@@ -244,6 +292,21 @@ fn registers(family: Family, place: Place) -> Register {
         Place::Address => family.registers() + 2,
         Place::Node => 2,
     }
+}
+
+/// The family of a translation, and the register behind an address in register 0.
+fn nat(family: Family) -> (NatFamily, Register) {
+    let nat = match family {
+        Family::V4 => NatFamily::Ipv4,
+        Family::V6 => NatFamily::Ipv6,
+    };
+    (nat, family.registers())
+}
+
+/// Sets the priority to the value that a map has for the loaded key.
+fn set_priority_from(map: String) -> [Expr; 2] {
+    let loaded = Expr::Map { register: 0, set: SetRef::named(map), destination: 0 };
+    [loaded, Expr::SetMeta { register: 0, key: MetaKey::Priority }]
 }
 
 /// The loaded bits contain this one, or do not.

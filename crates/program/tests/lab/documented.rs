@@ -103,6 +103,7 @@ const COMMANDS: &[(&str, Run)] = &[
     ("tortie install --bgp --encapsulation none", No(KUBERNETES)),
     ("tortie install --direct-routes --encapsulation none", No(KUBERNETES)),
     ("tortie install --policy-only", No(KUBERNETES)),
+    ("tortie install --services --api-server 192.0.2.1:6443", No(KUBERNETES)),
     (
         "tortie install --ip-autodetection-method cidr=192.0.2.0/24 --ip6-autodetection-method first-found",
         No(KUBERNETES),

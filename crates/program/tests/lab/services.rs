@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tortie_kernel::namespace::NetNs;
 
 use crate::support::{Lab, User, leftovers};
 
@@ -210,4 +211,124 @@ fn explain_agrees_with_packets_to_services_and_ports_of_nodes() {
     }
     running.signal(Signal::TERM);
     running.wait();
+}
+
+/// Two servers on one node, a client on each node, and Services of all kinds in front of the servers.
+const KINDS: &str = r#"
+apiVersion: v1
+kind: Namespace
+metadata: {name: calico-demo}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: one, namespace: calico-demo, labels: {app: web}}
+spec: {nodeSelector: {kubernetes.io/hostname: linux-2}, containers: [{name: c, ports: [{containerPort: 80}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: two, namespace: calico-demo, labels: {app: web}}
+spec: {nodeSelector: {kubernetes.io/hostname: linux-2}, containers: [{name: c, ports: [{containerPort: 80}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: far, namespace: calico-demo}
+spec: {nodeSelector: {kubernetes.io/hostname: primary}, containers: [{name: c}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: near, namespace: calico-demo}
+spec: {nodeSelector: {kubernetes.io/hostname: linux-2}, containers: [{name: c}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: plain, namespace: calico-demo}
+spec: {clusterIP: 10.96.0.31, type: NodePort, selector: {app: web}, ports: [{port: 80, nodePort: 30031}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: sticky, namespace: calico-demo}
+spec:
+  clusterIP: 10.96.0.32
+  type: NodePort
+  sessionAffinity: ClientIP
+  selector: {app: web}
+  ports: [{port: 80, nodePort: 30032}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: local, namespace: calico-demo}
+spec:
+  clusterIP: 10.96.0.33
+  type: LoadBalancer
+  internalTrafficPolicy: Local
+  externalTrafficPolicy: Local
+  healthCheckNodePort: 30100
+  selector: {app: web}
+  ports: [{port: 80, nodePort: 30033}]
+"#;
+
+/// The page that an HTTP server answers with its headers; none if it does not answer.
+fn page(address: &str) -> Option<String> {
+    use std::io::{Read, Write};
+    let mut stream = TcpStream::connect_timeout(&address.parse().unwrap(), Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+#[test]
+fn services_of_all_kinds_are_served_by_the_agents_and_mended() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "2"]);
+    lab.ok(&["apply", "--wait", "-f", &lab.file("kinds.yml", KINDS)]);
+    lab.wait_for_pods();
+    let namespaces = lab.namespaces();
+    let (outside, far, near) =
+        (namespaces.between_nodes(), namespaces.of_pod("far"), namespaces.of_pod("near"));
+    let ask = |from: &NetNs, address: &str| from.run(|| page(address)).unwrap();
+    let pages = |address: &str| -> std::collections::BTreeSet<String> {
+        let answers = (0..20).map(|_| ask(&outside, address).unwrap_or_default());
+        answers.map(|answer| answer.lines().last().unwrap_or_default().to_owned()).collect()
+    };
+    lab.wait_until("the ports of the node answer", || ask(&outside, "192.0.2.11:30031").is_some());
+    assert_eq!(pages("192.0.2.11:30031").len(), 2, "connections spread");
+    assert_eq!(pages("192.0.2.11:30032").len(), 1, "a client keeps its backend");
+
+    // Backends are on the second node only. Pods and the node itself reach all of them by the port of the node.
+    for (from, address, reached) in [
+        (&outside, "192.0.2.12:30033", true),
+        (&outside, "192.0.2.11:30033", false),
+        (&far, "192.0.2.11:30033", true),
+        (&far, "10.96.0.33:80", false),
+        (&near, "10.96.0.33:80", true),
+        (&far, "10.96.0.31:80", true),
+    ] {
+        assert_eq!(ask(from, address).is_some(), reached, "{address}");
+    }
+    for (address, status, body) in [
+        ("192.0.2.12:30100", "200 OK", r#""localEndpoints":2,"#),
+        ("192.0.2.11:30100", "503 Service Unavailable", r#""localEndpoints":0,"#),
+        ("192.0.2.11:10256", "200 OK", r#""nodeEligible":true"#),
+    ] {
+        let answer = ask(&outside, address).unwrap_or_default();
+        assert!(answer.contains(status) && answer.contains(body), "{address}: {answer}");
+    }
+
+    // Somebody removes the table.
+    let primary = namespaces.of_node("primary");
+    let delete = || {
+        let mut command = std::process::Command::new("nft");
+        assert!(command.args(["delete", "table", "inet", "tortie-services"]).status().unwrap().success());
+    };
+    primary.run(delete).unwrap();
+    lab.wait_until("the table is there again", || ask(&far, "10.96.0.31:80").is_some());
+    let reports = lab.json(&["get", "nodereports", "-o", "json"])["items"].clone();
+    for report in reports.as_array().unwrap() {
+        assert_eq!(report["status"]["conditions"], serde_json::json!([]), "{report:#}");
+    }
+    running.signal(Signal::TERM);
+    running.wait();
+    assert_eq!(leftovers(&lab), Vec::<String>::new());
 }

@@ -40,6 +40,8 @@ pub struct ClusterOptions {
     pub pod_network: String,
     /// Whether nodes and Services have IPv6 addresses, too.
     pub dual_stack: bool,
+    /// Whether nodes have no kube-proxy, because somebody else serves Services.
+    pub without_kube_proxy: bool,
     /// OCI archives that each node gets.
     pub images: Vec<PathBuf>,
 }

@@ -54,7 +54,9 @@ impl Node {
             node.import(archive)?;
         }
         node.start_kubelet(kube, programs)?;
-        node.start_kube_proxy(kube, programs, &options.pod_network)?;
+        if !options.without_kube_proxy {
+            node.start_kube_proxy(kube, programs, &options.pod_network)?;
+        }
         Ok(node)
     }
 

@@ -227,8 +227,10 @@ fn slices_of_a_service_are_merged() {
 #[test]
 fn some_services_are_not_translated() {
     let mut services = services();
-    services
-        .update_service_cidr("kubernetes", Some(&json!({"spec": {"cidrs": ["10.96.0.0/16", "fd96::/112"]}})));
+    services.update(
+        &Key::global(Kind::ServiceCidr, "kubernetes"),
+        Some(&json!({"spec": {"cidrs": ["10.96.0.0/16", "fd96::/112"]}})),
+    );
     put_slice(&mut services, "s-1", &slice(json!([endpoint("10.0.0.1", "n1", "rs")])));
     let mut hidden = service(json!({}));
     hidden["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": ""});
@@ -359,10 +361,13 @@ fn what_no_frontend_takes_at_clusterips_is_closed() {
     assert_eq!(ask(&mut services, "10.96.0.1", (Protocol::TCP, 81)), "rejected");
     assert_eq!(ask(&mut services, "10.96.0.1", (Protocol::ICMP, 0)), "rejected");
     assert_eq!(ask(&mut services, "10.96.0.2", (Protocol::TCP, 80)), "untouched");
-    services.update_service_cidr("kubernetes", Some(&json!({"spec": {"cidrs": ["10.96.0.0/16"]}})));
+    services.update(
+        &Key::global(Kind::ServiceCidr, "kubernetes"),
+        Some(&json!({"spec": {"cidrs": ["10.96.0.0/16"]}})),
+    );
     assert_eq!(ask(&mut services, "10.96.0.2", (Protocol::TCP, 80)), "dropped");
     assert_eq!(ask(&mut services, "10.97.0.2", (Protocol::TCP, 80)), "untouched");
-    services.update_service_cidr("kubernetes", None);
+    services.update(&Key::global(Kind::ServiceCidr, "kubernetes"), None);
     assert_eq!(ask(&mut services, "10.96.0.2", (Protocol::TCP, 80)), "untouched");
 }
 

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use serde_json::Value;
 use testkit::random::Random;
+use tortie_api::Key;
 use tortie_api::net::{IpVersion, Protocol};
 use tortie_oracle::{
     SERVICE_RULES, ServiceClient, ServiceCluster, ServiceOutcome, ServicePacket, Visit, judge_service,
@@ -19,7 +20,7 @@ use tortie_services::{
     Sender, ServiceName, Services,
 };
 
-use testkit::services::{Event, NODE, ObjectKey, Sent, Settings, event, packet, settings};
+use testkit::services::{Event, NODE, Sent, Settings, event, packet, settings};
 
 const CASES: u32 = 150;
 const EVENTS: usize = 24;
@@ -30,7 +31,7 @@ const FEWEST: usize = 40;
 /// The health checks of a Service without ready endpoints here, and with some.
 const HEALTH: [&str; 2] = ["unhealthy", "healthy"];
 
-type Objects = BTreeMap<ObjectKey, Value>;
+type Objects = BTreeMap<Key, Value>;
 type Step = (Event, Vec<Sent>);
 
 #[test]
@@ -87,7 +88,7 @@ impl<'a> History<'a> {
                 Some(value) => drop(self.objects.insert(event.key.clone(), value.clone())),
                 None => drop(self.objects.remove(&event.key)),
             }
-            update(&mut self.services, &event.key, event.value.as_ref());
+            self.services.update(&event.key, event.value.as_ref());
             // Some events come together.
             if index % 3 == 1 {
                 continue;
@@ -242,18 +243,11 @@ fn new_services(settings: &Settings) -> Services {
     services
 }
 
-fn update(services: &mut Services, key: &ObjectKey, value: Option<&Value>) {
-    match key {
-        ObjectKey::Object(key) => services.update(key, value),
-        ObjectKey::ServiceCidr(name) => services.update_service_cidr(name, value),
-    }
-}
-
 /// The objects in another order than that of the history.
 fn from_scratch(settings: &Settings, objects: &Objects) -> Services {
     let mut services = new_services(settings);
     for (key, value) in objects.iter().rev() {
-        update(&mut services, key, Some(value));
+        services.update(key, Some(value));
     }
     services.flush();
     services

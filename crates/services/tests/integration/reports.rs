@@ -86,7 +86,7 @@ fn wrong_fields_are_reported() {
         ),
         (json!({"spec": {"cidrs": "10.96.0.0/12"}}), "ServiceCIDR k: spec.cidrs: "),
     ] {
-        services.update_service_cidr("k", Some(&cidr));
+        services.update(&Key::global(Kind::ServiceCidr, "k"), Some(&cidr));
         let problems = problems(&services);
         assert!(problems.len() == 1 && problems[0].starts_with(found), "{cidr}: {problems:?}");
     }

@@ -348,6 +348,7 @@ pub(crate) fn is_calico_resource(kind: Kind) -> bool {
         | Kind::Pod
         | Kind::Service
         | Kind::EndpointSlice
+        | Kind::ServiceCidr
         | Kind::KubernetesNetworkPolicy
         | Kind::ClusterNetworkPolicy
         | Kind::AdminNetworkPolicy

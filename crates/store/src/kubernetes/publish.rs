@@ -20,6 +20,10 @@ pub(super) const MERGE_PATCH: HeaderValue = HeaderValue::from_static("applicatio
 
 #[async_trait]
 impl Endpoints for Kubernetes {
+    fn api_server(&self) -> Option<&str> {
+        Some(self.server())
+    }
+
     /// An endpoint is annotations of its Pod, which are merged into it.
     fn publication(&self, _: &WorkloadEndpoint) -> Option<Write> {
         None

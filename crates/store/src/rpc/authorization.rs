@@ -63,6 +63,7 @@ fn row(kind: Kind) -> (Rights, Rights) {
         | Kind::Pod
         | Kind::Service
         | Kind::EndpointSlice
+        | Kind::ServiceCidr
         | Kind::KubernetesNetworkPolicy
         | Kind::ClusterNetworkPolicy
         | Kind::AdminNetworkPolicy

@@ -132,6 +132,8 @@ fn services() -> impl Strategy<Value = BTreeMap<String, Set>> {
             ("slots4", SetSpec::map(&[Ipv4, Protocol, Port, Random], DataKind::Ipv4Port)),
             ("slots6", SetSpec::map(&[Ipv6, Protocol, Port, Random], DataKind::Ipv6Port)),
             ("classes", SetSpec::map(&[Protocol, Port], DataKind::Priority)),
+            ("learned4", SetSpec::learned(&[Ipv4], DataKind::Priority, 1_000)),
+            ("learned6", SetSpec::learned(&[Ipv6], DataKind::Priority, 65_536)),
         ];
         let mut sets = specs.map(|(name, spec)| (name.to_owned(), Set { spec, elements: BTreeMap::new() }));
         for ((port, slot), (is_v6, address, to, class)) in backends {
@@ -151,7 +153,7 @@ fn services() -> impl Strategy<Value = BTreeMap<String, Set>> {
 }
 
 /// Rules that translate to backends.
-fn by_service() -> [(String, Chain); 3] {
+fn by_service() -> [(String, Chain); 4] {
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Nat, hook, priority, drop: false });
     let l4 = |register| Expr::Meta { register, key: MetaKey::L4Proto };
     let port = |register| Expr::Payload { register, header: Header::Transport, offset: 2, length: 2 };
@@ -187,12 +189,22 @@ fn by_service() -> [(String, Chain); 3] {
         (12, CtKey::OriginalDestinationPort),
     ]
     .map(|(register, key)| Expr::Ct { register, key });
+    let learn = |(map, offset, length, value, seconds): (&str, u32, u32, u8, u32)| {
+        let exprs = vec![
+            Expr::Payload { register: 0, header: Header::Network, offset, length },
+            Expr::Meta { register: value, key: MetaKey::Priority },
+            Expr::Learn { register: 0, value, map: map.to_owned(), seconds },
+        ];
+        Rule::new(exprs, "")
+    };
+    let learn = [("learned4", 12, 4, 1, 10_800), ("learned6", 8, 16, 4, 1)].map(learn).to_vec();
     let source = [connection.to_vec(), vec![Expr::MasqueradeToRandomPort]].concat();
     let chain = |base, rules| Chain { base, rules };
     let backends = [NatFamily::Ipv4, NatFamily::Ipv6].map(to_backend).to_vec();
     let classes = vec![Rule::new(set_class, ""), Rule::new(ordered, "")];
     [
         ("to-backends".to_owned(), chain(base(Hook::Prerouting, -90), backends)),
+        ("learn".to_owned(), chain(None, learn)),
         ("by-class".to_owned(), chain(base(Hook::Output, -90), classes)),
         ("from-node".to_owned(), chain(base(Hook::Postrouting, 90), vec![Rule::new(source, "")])),
     ]

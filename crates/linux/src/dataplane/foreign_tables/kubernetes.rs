@@ -31,19 +31,11 @@ const OF_IPTABLES: [&str; 8] = [
 /// The chain that drops all packets that reach it: those to load balancers from other sources (`pkg/proxy/ipvs`).
 const IPVS_SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 
-/// The table of the lab's stand-in for kube-proxy, with the chain of the same name. It is of the family `inet`.
-const OF_LAB: &str = "tortie-lab-services";
-/// `NFPROTO_INET`.
-const INET: u8 = 1;
-
 /// `NFPROTO_IPV4` and `NFPROTO_IPV6`.
 const IP: [u8; 2] = [2, 10];
 
 /// Whether what this chain drops is no packet that policy allows.
 pub(super) fn drops_nothing_allowed(id: &TableId, name: &str, chain: &ForeignChain) -> bool {
-    if id.family == INET {
-        return id.name == OF_LAB && name == REJECT && chain.base.is_none();
-    }
     if !IP.contains(&id.family) || chain.base.is_some() {
         return false;
     }

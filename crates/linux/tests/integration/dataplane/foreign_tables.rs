@@ -346,24 +346,14 @@ const NFTABLES: [(&str, &str, Expected); 35] = [
         &[],
     ),
     (
-        "the lab's stand-in for kube-proxy",
-        "nft 'table inet tortie-lab-services {
-            map empty {
-                type ipv4_addr . inet_proto . inet_service : verdict
-                elements = { 10.96.0.1 . tcp . 80 : goto reject-chain }
-            }
-            chain reject-chain { reject; }
-            chain refuse-incoming {
-                type filter hook prerouting priority -101
-                ct state new ip daddr . meta l4proto . th dport vmap @empty
-            }
-        }'",
+        "Tortie's own table of Services",
+        "nft 'table inet tortie-services { chain f { type filter hook forward priority 0; tcp dport 1 drop; }; }'",
         &[],
     ),
     (
-        "another chain in its table",
-        "nft 'table inet tortie-lab-services { chain f { type filter hook forward priority 0; tcp dport 1 drop; }; }'",
-        &[(MAY_DROP, &["table inet tortie-lab-services ", "a rule drops"])],
+        "a table of its name in another family",
+        "nft 'table ip tortie-services { chain f { type filter hook forward priority 0; tcp dport 1 drop; }; }'",
+        &[(MAY_DROP, &["table ip tortie-services ", "a rule drops"])],
     ),
     (
         "a drop without a condition in a chain of kube-proxy",

@@ -4,7 +4,7 @@ use crate::common::cluster::*;
 use tortie_kernel::nftables::Nft;
 use tortie_kernel::route::{Change, NewLink, NewLinkKind, Peer, Route, RouteSocket};
 use tortie_linux::dataplane::Config;
-use tortie_linux::remove_all;
+use tortie_linux::{ServiceTable, ServicesConfig, remove_all};
 
 /// A link of a pod of Calico, and a route of Calico.
 const FOREIGN: &str = "calif0e1d2";
@@ -31,6 +31,8 @@ fn left() -> (Vec<String>, Vec<(String, u8)>, bool) {
 fn everything_of_tortie_goes_and_nothing_else() {
     let ([node, _other], pods) = two_nodes();
     node.namespace.run(foreign).unwrap();
+    let serve = || ServiceTable::open(ServicesConfig::default()).unwrap().apply(&[], &Default::default());
+    node.namespace.run(serve).unwrap().unwrap();
     let before = node.namespace.run(left).unwrap();
     assert!(before.2 && before.0.len() == 3 && before.1.len() > 2, "{before:?}");
 
@@ -45,7 +47,11 @@ fn everything_of_tortie_goes_and_nothing_else() {
     let removed = namespace.run(|| remove_all(&Config::default())).unwrap().unwrap();
     let expected = (vec![FOREIGN.to_owned()], vec![("10.99.0.0/16".to_owned(), 80)], false);
     assert_eq!(namespace.run(left).unwrap(), expected, "{removed:?}");
-    assert!(removed.len() > 3, "{removed:?}");
+    assert!(
+        removed.len() > 3 && removed.iter().any(|it| it == "nftables table inet tortie-services"),
+        "{removed:?}"
+    );
+    assert!(!namespace.run(tortie_linux::services::exists).unwrap().unwrap());
     assert!(pods[0].is_cut_off(pods[1].address, 80), "a pod that remains has no connection");
     let again = namespace.run(|| remove_all(&Config::default())).unwrap().unwrap();
     assert_eq!(again, Vec::<String>::new());

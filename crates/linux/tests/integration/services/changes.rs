@@ -12,7 +12,7 @@ use tortie_linux::{ServiceTable, ServicesConfig};
 use tortie_services::*;
 
 use super::random::{delete_table, list};
-use super::setting::{USUAL, add_port, at, backend, everything, frontend, port};
+use super::setting::{USUAL, add_port, at, backend, everything, frontend, pods, port};
 use crate::common::filtering::AfterEachTransaction;
 
 const CASES: u32 = 25;
@@ -43,10 +43,10 @@ fn slots_come_before_their_class_and_go_after_it() {
     let pools = prop::collection::vec(prop::collection::btree_set(0..PODS.len(), 0..=PODS.len()), 2..8);
     let test = |(pools, small): (Vec<BTreeSet<usize>>, bool)| {
         delete_table();
-        let transaction_bytes = if small { 3_000 } else { usize::MAX };
+        let transaction_bytes = if small { 6_000 } else { usize::MAX };
         let config = ServicesConfig { masquerading: USUAL, transaction_bytes, ..ServicesConfig::default() };
         let mut table = ServiceTable::open(config).unwrap();
-        table.apply(&[]).unwrap();
+        table.apply(&[], &pods()).unwrap();
         let states: Arc<Mutex<Vec<Table>>> = Arc::default();
         let noted = states.clone();
         let note = move || noted.lock().unwrap().push(list());
@@ -60,7 +60,7 @@ fn slots_come_before_their_class_and_go_after_it() {
                 let cluster = frontend(&id, FrontendKind::ClusterIp, TrafficPolicy::Cluster);
                 services.frontends.insert(key, cluster);
             }
-            table.apply(&everything(&services)).unwrap();
+            table.apply(&everything(&services), &pods()).unwrap();
             for pool in &pools {
                 let pool: BTreeSet<Backend> = pool.iter().map(|pod| backend(PODS[*pod])).collect();
                 let cluster = PoolChange {
@@ -70,8 +70,15 @@ fn slots_come_before_their_class_and_go_after_it() {
                 let has_endpoints = !pool.is_empty();
                 let local = PoolChange::default();
                 let id = id.clone();
-                let delta = ServicesDelta::Port { id, has_endpoints, affinity: None, cluster, local };
-                table.apply(&[delta]).unwrap();
+                let delta = ServicesDelta::Port {
+                    id,
+                    has_endpoints,
+                    affinity: None,
+                    serving: BTreeSet::new(),
+                    cluster,
+                    local,
+                };
+                table.apply(&[delta], &pods()).unwrap();
                 before = pool;
             }
         });
@@ -104,12 +111,19 @@ fn a_change_writes_few_elements() {
                 let cluster = frontend(&id, FrontendKind::ClusterIp, TrafficPolicy::Cluster);
                 all.frontends.insert(at("10.96.0.1", Protocol::TCP, 1 + number), cluster);
             }
-            table.apply(&everything(&all)).unwrap();
+            table.apply(&everything(&all), &pods()).unwrap();
             let (before, id) = (list(), port("0", Protocol::TCP));
             let cluster = PoolChange { added: Vec::new(), removed: vec![backend(backends[0])] };
             let local = PoolChange::default();
-            let delta = ServicesDelta::Port { id, has_endpoints: true, affinity: None, cluster, local };
-            table.apply(&[delta]).unwrap();
+            let delta = ServicesDelta::Port {
+                id,
+                has_endpoints: true,
+                affinity: None,
+                serving: BTreeSet::new(),
+                cluster,
+                local,
+            };
+            table.apply(&[delta], &pods()).unwrap();
             table.resync().unwrap();
             let ops = tortie_kernel::nftables::diff("t", &list(), Some(&before)).ops;
             let count = |op: &Op| match op {

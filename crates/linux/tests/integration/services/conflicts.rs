@@ -7,7 +7,7 @@ use tortie_services::*;
 
 use super::node::{Begin, Fate, Node};
 use super::priorities::nft;
-use super::setting::{USUAL, add_port, at, everything, frontend, open, port};
+use super::setting::{USUAL, add_port, at, everything, frontend, open, pods, port};
 
 const NODE: &str = "192.0.2.1";
 
@@ -32,9 +32,10 @@ fn a_backend_may_have_the_address_and_port_of_its_frontend() {
         let backend = Backend { address: address.parse().unwrap(), port: 8080, is_local };
         let cluster = BTreeSet::from([backend]);
         let local = cluster.iter().filter(|backend| backend.is_local).copied().collect();
-        services
-            .ports
-            .insert(id.clone(), ServicePort { has_endpoints: true, cluster, local, affinity: None });
+        services.ports.insert(
+            id.clone(),
+            ServicePort { has_endpoints: true, cluster, local, ..ServicePort::default() },
+        );
         let external = frontend(&id, FrontendKind::ExternalIp, TrafficPolicy::Cluster);
         services.frontends.insert(at(address, Protocol::UDP, 8080), external);
         if is_local {
@@ -47,7 +48,7 @@ fn a_backend_may_have_the_address_and_port_of_its_frontend() {
         }
     }
     services.node_ports.insert(IpVersion::V4, NodePortPlace::AllLocal);
-    node.namespace.run(|| table.apply(&everything(&services))).unwrap().unwrap();
+    node.namespace.run(|| table.apply(&everything(&services), &pods())).unwrap().unwrap();
     let fates =
         node.fates(&[from_outside(NODE, 8080), from_outside(NODE, 8081), from_outside("203.0.113.99", 8080)]);
     // Nobody listens, which the node says: nothing was dropped before.
@@ -78,7 +79,7 @@ fn other_programs_translate_nothing_that_a_service_takes() {
         services.frontends.insert(at("203.0.113.98", Protocol::UDP, number), external);
     }
     services.node_ports.insert(IpVersion::V4, NodePortPlace::AllLocal);
-    node.namespace.run(|| table.apply(&everything(&services))).unwrap().unwrap();
+    node.namespace.run(|| table.apply(&everything(&services), &pods())).unwrap().unwrap();
     nft(
         &node,
         "table inet others {

@@ -1,7 +1,9 @@
 //! Services in a network namespace: packets go where `NodeServices::evaluate` says.
 
+mod affinity;
 mod changes;
 mod conflicts;
+mod flows;
 mod node;
 mod packets;
 mod priorities;

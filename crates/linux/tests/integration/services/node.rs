@@ -1,6 +1,6 @@
 //! A node in a network namespace, with a link to its pods and one to everything else. Nobody at the other ends answers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use testkit::links::{OTHERS, end, keep_to_one_processor, node_parameters};
 use testkit::services::OF_NODE;
 use tortie_api::net::Protocol;
 use tortie_dataplane::MacAddress;
-use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::conntrack::{Connection, Conntrack};
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::packet::PacketSocket;
 use tortie_kernel::route::{Address, Change, Neighbour, Route, RouteSocket};
@@ -100,6 +100,11 @@ impl Node {
     /// Sends one packet each, and returns what became of them; nothing of those that nobody has seen again.
     pub(super) fn fates(&mut self, packets: &[Begin]) -> Vec<Option<Fate>> {
         self.conntrack.flush().unwrap();
+        self.fates_of_known(packets)
+    }
+
+    /// As [`fates`](Self::fates), but the packets belong to connections of the packets before with these ports.
+    pub(super) fn fates_of_known(&mut self, packets: &[Begin]) -> Vec<Option<Fate>> {
         let first = self.next_tag;
         self.next_tag += packets.len() as u32 + 1;
         for (number, packet) in (0u16..).zip(packets) {
@@ -123,6 +128,17 @@ impl Node {
             }
             fates
         })
+    }
+
+    /// The connections that are tracked, as what the client asked for and who answers.
+    pub(super) fn tracked(&mut self) -> BTreeSet<(SocketAddr, SocketAddr)> {
+        let all = std::cell::RefCell::new(BTreeSet::new());
+        let list = |connection: &Connection| {
+            all.borrow_mut().insert((connection.requested, connection.replier));
+            false
+        };
+        assert_eq!(self.conntrack.forget_connections(list).unwrap(), 0);
+        all.into_inner()
     }
 
     fn send(&self, sender: Sender, frame: &[u8]) {

@@ -9,25 +9,25 @@ use tortie_kernel::namespace::NetNs;
 use tortie_services::*;
 
 use super::node::{Begin, Fate, Node};
-use super::setting::{USUAL, add_port, at, everything, frontend, open, port};
+use super::setting::{USUAL, add_port, at, everything, frontend, open, pods, port};
 
 /// More than the largest deviation of a thousand series of this length.
 const MOST: f64 = 25.0;
 
 #[test]
 fn each_backend_gets_its_share() {
-    let pods = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"];
+    let backends = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"];
     let mut node = Node::new();
     let mut table = node.namespace.run(|| open(USUAL)).unwrap();
     let mut services = NodeServices::default();
-    for count in 1..=pods.len() {
+    for count in 1..=backends.len() {
         let id = port(&count.to_string(), Protocol::UDP);
-        add_port(&mut services, &id, &pods[..count]);
+        add_port(&mut services, &id, &backends[..count]);
         let key = at("10.96.0.1", Protocol::UDP, count as u16);
         services.frontends.insert(key, frontend(&id, FrontendKind::ClusterIp, TrafficPolicy::Cluster));
     }
-    node.namespace.run(|| table.apply(&everything(&services))).unwrap().unwrap();
-    for count in 1..=pods.len() {
+    node.namespace.run(|| table.apply(&everything(&services), &pods())).unwrap().unwrap();
+    for count in 1..=backends.len() {
         let begin = Begin {
             sender: Sender::Pod,
             source: "10.0.0.3".parse().unwrap(),
@@ -78,6 +78,11 @@ fn many() -> NodeServices {
     let address = FrontendAddress::NodePort(IpVersion::V6);
     let key = FrontendKey { address, protocol: Protocol::TCP, port: 30_080 };
     services.frontends.insert(key, frontend(&id, FrontendKind::NodePort, TrafficPolicy::Local));
+    // Both families, and both pools, have session affinity.
+    for name in ["a", "b", "six"] {
+        let with_affinity = services.ports.iter_mut().find(|(id, _)| id.port == name);
+        with_affinity.unwrap().1.affinity = Some(10_800);
+    }
     let empty = port("empty", Protocol::TCP);
     add_port(&mut services, &empty, &[]);
     services.frontends.insert(
@@ -103,7 +108,7 @@ fn nft_loads_its_own_listing_of_the_table() {
         let (written, read) = (NetNs::create().unwrap(), NetNs::create().unwrap());
         let put = || {
             let mut table = open(USUAL);
-            table.apply(&everything(&services)).unwrap();
+            table.apply(&everything(&services), &pods()).unwrap();
             table.desired()
         };
         let desired = written.run(put).unwrap();

@@ -6,7 +6,7 @@ use tortie_api::net::Protocol;
 use tortie_services::*;
 
 use super::node::{Begin, Fate, Node};
-use super::setting::{USUAL, add_port, at, everything, frontend, open, port};
+use super::setting::{USUAL, add_port, at, everything, frontend, open, pods, port};
 
 pub(super) fn nft(node: &Node, text: &str) {
     let mut command = Command::new("nft");
@@ -48,7 +48,7 @@ fn what_others_write_on_packets_is_not_taken_for_a_class() {
     let local = frontend(&full, FrontendKind::NodePort, TrafficPolicy::Local);
     services.frontends.insert(FrontendKey { port: 30_054, ..key }, local);
     services.node_ports.insert(tortie_api::net::IpVersion::V4, NodePortPlace::AllLocal);
-    node.namespace.run(|| table.apply(&everything(&services))).unwrap().unwrap();
+    node.namespace.run(|| table.apply(&everything(&services), &pods())).unwrap().unwrap();
     // 1:1 is the class of IPv4 frontends with one backend, 3:1 that of node ports.
     for class in ["1:1", "3:1"] {
         nft(&node, "add table inet others; delete table inet others");

@@ -11,7 +11,7 @@ use tortie_linux::ServiceTable;
 use tortie_services::*;
 
 use super::random::{delete_table, differences, list};
-use super::setting::{TABLE, USUAL, add_port, at, everything, frontend, open, port};
+use super::setting::{TABLE, USUAL, add_port, at, everything, frontend, open, pods, port};
 
 const CASES: u32 = 40;
 
@@ -104,7 +104,7 @@ fn a_comparison_repairs_what_others_have_changed() {
     let test = |damages: Vec<Damage>| {
         let mut table = open(USUAL);
         delete_table();
-        table.apply(&everything(&services())).unwrap();
+        table.apply(&everything(&services()), &pods()).unwrap();
         let desired = table.desired();
         let mut harmed = list();
         damages.iter().for_each(|damage| damage.harm(&mut harmed));
@@ -131,14 +131,21 @@ fn a_comparison_repairs_what_others_have_changed() {
 fn a_change_of_a_changed_table_is_made() {
     let run = || {
         let mut table = open(USUAL);
-        table.apply(&everything(&services())).unwrap();
+        table.apply(&everything(&services()), &pods()).unwrap();
         delete_table();
         let id = port("2", Protocol::TCP);
         let removed = vec![super::setting::backend("10.0.0.1")];
         let change = PoolChange { added: Vec::new(), removed };
         let (cluster, local) = (change.clone(), change);
-        let delta = ServicesDelta::Port { id, has_endpoints: true, affinity: None, cluster, local };
-        table.apply(&[delta]).unwrap();
+        let delta = ServicesDelta::Port {
+            id,
+            has_endpoints: true,
+            affinity: None,
+            serving: Default::default(),
+            cluster,
+            local,
+        };
+        table.apply(&[delta], &pods()).unwrap();
         assert_eq!(list(), table.desired());
     };
     NetNs::create().unwrap().run(run).unwrap();
@@ -149,26 +156,33 @@ fn a_change_of_a_changed_table_is_made() {
 fn a_new_process_writes_nothing_if_nothing_has_changed() {
     let run = || {
         let mut table = open(USUAL);
-        table.apply(&everything(&services())).unwrap();
+        table.apply(&everything(&services()), &pods()).unwrap();
         let id = port("3", Protocol::TCP);
         let move_local = |added: Vec<Backend>, removed: Vec<Backend>| {
             let cluster = PoolChange { added, removed };
             let local = cluster.clone();
-            ServicesDelta::Port { id: id.clone(), has_endpoints: true, affinity: None, cluster, local }
+            ServicesDelta::Port {
+                id: id.clone(),
+                has_endpoints: true,
+                affinity: None,
+                serving: Default::default(),
+                cluster,
+                local,
+            }
         };
         let first = super::setting::backend("10.0.0.1");
-        table.apply(&[move_local(Vec::new(), vec![first])]).unwrap();
-        table.apply(&[move_local(vec![first], Vec::new())]).unwrap();
+        table.apply(&[move_local(Vec::new(), vec![first])], &pods()).unwrap();
+        table.apply(&[move_local(vec![first], Vec::new())], &pods()).unwrap();
         table.resync().unwrap();
         let before = (current_generation().unwrap(), list());
         let mut next: ServiceTable = open(USUAL);
-        next.apply(&everything(&services())).unwrap();
+        next.apply(&everything(&services()), &pods()).unwrap();
         assert_eq!((current_generation().unwrap(), list()), before);
         let mut fresh = services();
         let key = at("10.96.0.1", Protocol::TCP, 83);
         fresh.frontends.remove(&key);
         let mut other = open(USUAL);
-        other.apply(&everything(&fresh)).unwrap();
+        other.apply(&everything(&fresh), &pods()).unwrap();
         assert_eq!(list(), other.desired());
         assert!(!list().sets["class4"].elements.is_empty());
     };
@@ -181,7 +195,7 @@ fn a_refusal_names_the_table_and_the_remedy() {
         let mut owner = Nft::open().unwrap();
         let ops = vec![Op::AddTable(Table::OWNER)];
         owner.commit(&Transaction { table: TABLE.to_owned(), ops }).unwrap();
-        let error = open(USUAL).apply(&everything(&services())).unwrap_err().to_string();
+        let error = open(USUAL).apply(&everything(&services()), &pods()).unwrap_err().to_string();
         assert!(error.contains(TABLE) && error.contains("stop what else changes this table"), "{error}");
     };
     NetNs::create().unwrap().run(run).unwrap();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use tortie_api::net::{IpVersion, Protocol};
 use tortie_linux::{ServiceTable, ServicesConfig};
 use tortie_services::*;
@@ -20,6 +21,7 @@ pub(super) fn everything(services: &NodeServices) -> Vec<ServicesDelta> {
         id: id.clone(),
         has_endpoints: port.has_endpoints,
         affinity: port.affinity,
+        serving: port.serving.clone(),
         cluster: all(&port.cluster),
         local: all(&port.local),
     });
@@ -32,19 +34,17 @@ pub(super) fn everything(services: &NodeServices) -> Vec<ServicesDelta> {
     places.chain([cidrs]).chain(ports).chain(frontends).chain(addresses).collect()
 }
 
-pub(super) fn pods() -> BTreeSet<IpAddr> {
-    PODS.iter().map(|pod| pod.parse().unwrap()).collect()
+pub(super) fn pods() -> BTreeSet<IpNet> {
+    PODS.iter().map(|pod| pod.parse::<IpAddr>().unwrap().into()).collect()
 }
 
 pub(super) fn is_local(address: IpAddr) -> bool {
-    pods().contains(&address)
+    pods().contains(&address.into())
 }
 
 /// A dataplane of the calling thread's namespace.
 pub(super) fn open(masquerading: Masquerading) -> ServiceTable {
-    let mut table = ServiceTable::open(ServicesConfig { masquerading, ..ServicesConfig::default() }).unwrap();
-    table.set_pods(pods()).unwrap();
-    table
+    ServiceTable::open(ServicesConfig { masquerading, ..ServicesConfig::default() }).unwrap()
 }
 
 pub(super) const USUAL: Masquerading = Masquerading { all: false, knows_pods: true };
@@ -72,6 +72,12 @@ pub(super) fn frontend(id: &Arc<ServicePortId>, kind: FrontendKind, policy: Traf
 pub(super) fn add_port(services: &mut NodeServices, id: &Arc<ServicePortId>, backends: &[&str]) {
     let cluster: BTreeSet<Backend> = backends.iter().map(|address| backend(address)).collect();
     let local = cluster.iter().filter(|backend| backend.is_local).copied().collect();
-    let port = ServicePort { has_endpoints: !backends.is_empty(), cluster, local, affinity: None };
+    let port = ServicePort { has_endpoints: !backends.is_empty(), cluster, local, ..ServicePort::default() };
     services.ports.insert(id.clone(), port);
+}
+
+/// Makes changes, and ends what the former state has left, as agents do.
+pub(super) fn apply(table: &mut ServiceTable, deltas: &[ServicesDelta]) -> tortie_linux::Result<()> {
+    table.apply(deltas, &pods())?;
+    table.clean_up()
 }

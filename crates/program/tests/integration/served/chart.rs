@@ -56,6 +56,12 @@ fn choices() -> Vec<(&'static [&'static str], Value)> {
             &["--metrics-address", "0.0.0.0:9199", "--cni-plugins", PLUGINS],
             json!({"config": {"TORTIE_METRICS_ADDRESS": "0.0.0.0:9199", "TORTIE_CNI_PLUGINS": PLUGINS}}),
         ),
+        (
+            &["--services", "--api-server", "192.0.2.1:6443"],
+            json!({"config": {
+                "TORTIE_SERVICES": true, "KUBERNETES_SERVICE_HOST": "192.0.2.1", "KUBERNETES_SERVICE_PORT": 6443,
+            }}),
+        ),
         (&["--policy-only"], json!({"policyOnly": true})),
         (
             &["--policy-only", "--pod-interface-prefix", "eni,veth"],
@@ -94,7 +100,7 @@ fn the_chart_has_the_objects_of_an_installation_with_the_same_choices() {
         digests.insert(digest);
     }
     // Each other configuration replaces the pods. Image, folders and policyOnly alone are in the pods themselves.
-    assert_eq!(digests.len(), 7);
+    assert_eq!(digests.len(), 8);
 }
 
 /// An API server that does not have a kind refuses the whole chart.
