@@ -26,7 +26,7 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 const TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// The health of the node's Services.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ServiceHealth {
     /// The health checks of Services, by the address that they have.
     checks: BTreeMap<SocketAddr, (ServiceName, HealthCheck)>,
@@ -57,20 +57,6 @@ impl ServiceHealth {
     /// Notes whether changes wait.
     pub(super) fn with_progress(self, waits_since: Option<Instant>, updated: Option<Timestamp>) -> Self {
         Self { waits_since, updated, ..self }
-    }
-
-    /// True if both have the same health checks, and the same health as long as no time passes.
-    pub(super) fn is_as(&self, other: &Self) -> bool {
-        let all = |health: &Self| {
-            (
-                health.checks.clone(),
-                health.places.clone(),
-                health.waits_since,
-                health.updated,
-                health.is_eligible,
-            )
-        };
-        all(self) == all(other)
     }
 
     fn is_healthy(&self, now: Instant) -> bool {

@@ -29,6 +29,9 @@ const UNWATCHED_INTERVAL: Duration = Duration::from_secs(30);
 const MEND_INTERVAL: Duration = Duration::from_millis(200);
 /// The longest delay before a failed change is tried again.
 const MAX_RETRY: Duration = Duration::from_secs(10);
+/// For how many times its duration the next cleaning waits, so that changes have most of the thread's time: whoever changes endpoints all
+/// the time would make it read all connections of the node all the time.
+const SHARE_OF_CHANGES: u32 = 9;
 /// The delay before a failed cleaning is tried again.
 const CLEAN_UP_RETRY: Duration = Duration::from_secs(5);
 /// The maximum number of problems of objects that become conditions.
@@ -60,6 +63,8 @@ pub(super) struct Worker {
     /// Why something of a former state is left, and when that is tried again.
     untidy: Option<String>,
     clean_up_at: Option<Instant>,
+    /// The cleaning rests until then.
+    rests_until: Instant,
     /// The problems of objects, and whether they may have changed.
     problems: Vec<Condition>,
     has_new_problems: bool,
@@ -99,6 +104,7 @@ impl Worker {
             failure: None,
             untidy: None,
             clean_up_at: None,
+            rests_until: now,
             problems: Vec::new(),
             has_new_problems: false,
             backoff: Backoff::new(random_seed()).with_max(MAX_RETRY),
@@ -182,7 +188,13 @@ impl Worker {
 
     /// Ends what a former state has left. New connections do not depend on it, so a failure is no failure of the Services.
     fn clean_up(&mut self) {
+        let begun = Instant::now();
+        if begun < self.rests_until {
+            self.clean_up_at = Some(self.rests_until);
+            return;
+        }
         let result = self.dataplane.clean_up();
+        self.rests_until = Instant::now() + begun.elapsed() * SHARE_OF_CHANGES;
         self.clean_up_at = result.is_err().then(|| Instant::now() + CLEAN_UP_RETRY);
         self.untidy = result.err().map(|error| error.to_string());
     }
@@ -270,7 +282,7 @@ impl Worker {
         let health = ServiceHealth::new(self.services.state(), self.is_eligible);
         let now = health.with_progress(self.waits_since, self.updated);
         self.health.send_if_modified(|known| {
-            let differs = !known.is_as(&now);
+            let differs = *known != now;
             if differs {
                 *known = now;
             }

@@ -280,6 +280,25 @@ fn a_failed_cleaning_is_reported_and_tried_again() {
     assert_eq!(setting.worker.clean_up_at, None);
 }
 
+/// Many changes in a row are cleaned up after together.
+#[test]
+fn a_long_cleaning_delays_the_next_one() {
+    let mut setting = Setting::new(None);
+    setting.know_all();
+    assert_eq!(setting.calls(), ["apply"]);
+    setting.worker.rests_until = Instant::now() + Duration::from_secs(60);
+    for address in ["10.96.0.1", "10.96.0.2"] {
+        setting.worker.ingest(Batch { changes: [service(address)].into(), ..Batch::default() });
+        assert_eq!(setting.calls(), ["apply"]);
+    }
+    assert_eq!(setting.made.lock().unwrap().cleaned, 1);
+    assert_eq!(setting.worker.clean_up_at, Some(setting.worker.rests_until));
+    let now = Instant::now();
+    (setting.worker.rests_until, setting.worker.clean_up_at) = (now, Some(now));
+    assert!(setting.calls().is_empty());
+    assert_eq!((setting.made.lock().unwrap().cleaned, setting.worker.clean_up_at), (2, None));
+}
+
 #[test]
 fn very_many_problems_are_counted() {
     let problem = |number: usize| Problem::Field {
